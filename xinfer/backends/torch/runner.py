@@ -1,0 +1,159 @@
+"""The torch decoder as a `ModelRunner`: device and precision chosen, weights placed, the cache allocated."""
+
+__all__ = ["TorchRunner"]
+
+import logging
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from xinfer.backends import BackendContext
+from xinfer.backends.torch.attention import plan_step
+from xinfer.backends.torch.decoder import Decoder
+from xinfer.engine.runner import ModelRunner, RunnerInfo
+from xinfer.engine.types import Batch, Limits
+from xinfer.errors import ConfigError, DeviceError
+from xinfer.hardware import available_memory, gibibytes
+from xinfer.models.spec import DecoderSpec
+from xinfer.models.weights import Weights
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_BLOCK = 16
+_CPU_CACHE = 1 << 30  # bytes of KV cache that a CPU takes unasked, if that holds one whole context
+
+
+class TorchRunner(ModelRunner):
+    """Runs a `Decoder` step by step."""
+
+    def __init__(self, context: BackendContext) -> None:
+        spec = context.model.spec
+        self.device = choose_device(context.config.device)
+        self.dtype = choose_dtype(context.model.dtype, self.device)
+        if context.config.threads is not None:
+            torch.set_num_threads(context.config.threads)
+        weights = context.model.weights
+        element = self.dtype.itemsize
+        _check_fits(spec.parameters * element, self.device)
+        started = perf_counter()
+        with torch.inference_mode():
+            self.model = Decoder(spec, Reader(weights, self.device, self.dtype).load)
+        resident = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        log.info(
+            "weights on the device",
+            extra={"seconds": perf_counter() - started, "bytes": resident, "device": str(self.device)},
+        )
+        longest = min(spec.max_model_len, context.limits.max_model_len or spec.max_model_len)
+        blocks = cache_blocks(spec, context.limits, longest, element, self.device)
+        with torch.inference_mode():
+            self.pools = [
+                torch.empty(blocks * _BLOCK, 2 * a.kv_heads * a.head_dim, dtype=self.dtype, device=self.device)
+                for a in (layer.attention for layer in spec.layers)
+            ]
+        self.info = RunnerInfo(
+            vocab_size=spec.vocab_size,
+            max_model_len=longest,
+            block_size=_BLOCK,
+            num_blocks=blocks,
+            device=str(self.device),
+            dtype=str(self.dtype).removeprefix("torch."),
+            resident_weight_bytes=resident,
+            kv_cache_bytes=sum(p.numel() * p.element_size() for p in self.pools),
+            step_read_bytes=spec.step_read_parameters * element,
+            kv_token_bytes=spec.kv_token_elements * element,
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """See `ModelRunner.forward`."""
+        with torch.inference_mode():
+            token_ids = torch.from_numpy(batch.token_ids).to(self.device, torch.int64)
+            positions = torch.from_numpy(batch.positions).to(self.device)
+            logits: Tensor = self.model(token_ids, positions, self.pools, plan_step(batch, _BLOCK, self.device))
+            return logits
+
+    def close(self) -> None:
+        """Give back the memory."""
+        del self.model, self.pools
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+class Reader:
+    """Reads weights ahead of their use on as many threads as there are cores, since dequantizing takes a while."""
+
+    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        workers = min(4, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="weights")
+        self._weights, self._ahead = weights, 8 * workers
+        self._names: Iterator[str] = iter(weights)
+        self._pending = {name: self._pool.submit(weights.load, name) for name in self._next(self._ahead)}
+
+    def _next(self, count: int) -> list[str]:
+        return [name for name, _ in zip(self._names, range(count), strict=False)]
+
+    def load(self, name: str) -> Tensor:
+        """Return a weight on the device, in its precision."""
+        future = self._pending.pop(name, None)
+        for ahead in self._next(1):
+            self._pending[ahead] = self._pool.submit(self._weights.load, ahead)
+        tensor = future.result() if future is not None else self._weights.load(name)
+        return tensor.to(self._device, self._dtype)
+
+
+def choose_device(wanted: str) -> torch.device:
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; one that is not there is an error listing those."""
+    there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0))]
+    if wanted == "auto":
+        return torch.device(there[1] if len(there) > 1 else "cpu")
+    name = "cuda:0" if wanted == "cuda" else wanted
+    if name not in there:
+        raise DeviceError(f"backend.device={wanted!r} is not there (there are: {', '.join(there)})")
+    return torch.device(name)
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """Return the precision; `auto` is float32 on a CPU, where it can be reproduced best, and bfloat16 on a GPU."""
+    name = _ALIASES.get(wanted, wanted)
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in _DTYPES:
+        raise ConfigError(f"model.dtype={wanted!r} is unknown (known: auto, {', '.join([*_DTYPES, *_ALIASES])})")
+    return _DTYPES[name]
+
+
+def _check_fits(weight_bytes: int, device: torch.device) -> None:
+    free = available_memory(device)
+    if weight_bytes > free:
+        raise DeviceError(
+            f"the weights take {gibibytes(weight_bytes)}, but {device} has {gibibytes(free)} free: "
+            "take a smaller precision (model.dtype=bfloat16) or a smaller model"
+        )
+
+
+def cache_blocks(spec: DecoderSpec, limits: Limits, longest: int, element: int, device: torch.device) -> int:
+    """Return how many blocks the cache gets: no more than all sequences could fill, and what memory allows.
+
+    Unasked, a GPU gives 85 % of what is free; a CPU 1 GiB, or what one whole context needs, within half of its memory.
+    """
+    block_bytes = spec.kv_token_elements * element * _BLOCK
+    whole = -(-longest // _BLOCK)
+    free = available_memory(device)
+    if limits.kv_memory is None:
+        budget = free * 0.85 if device.type == "cuda" else min(max(_CPU_CACHE, whole * block_bytes), free / 2)
+    else:
+        budget = free * limits.kv_memory if limits.kv_memory <= 1 else min(limits.kv_memory, free)
+    blocks = min(int(budget // block_bytes), whole * limits.max_num_seqs)
+    if blocks < 1 + (longest > _BLOCK):
+        raise DeviceError(
+            f"the KV cache gets {gibibytes(budget)}, too little for even {2 * _BLOCK} tokens "
+            f"({gibibytes(block_bytes)} for {_BLOCK}): raise engine.kv_memory, lower engine.max_model_len or "
+            "engine.max_num_seqs, or take a smaller precision (model.dtype=bfloat16)"
+        )
+    return blocks

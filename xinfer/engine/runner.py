@@ -1,0 +1,73 @@
+"""What a backend is: something that turns a batch of tokens into logits and keeps their keys and values."""
+
+__all__ = ["ModelRunner", "RunnerInfo"]
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from xinfer.engine.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """What a runner reports of itself once it is ready; capacities are measured, never wished.
+
+    Attributes:
+        vocab_size: width of a row of logits.
+        max_model_len: longest sequence that one request may have.
+        block_size: tokens in a block of the KV cache.
+        num_blocks: blocks that there are.
+        hash_size: grain, in tokens, at which prefixes can be reused.
+        kv_tokens: tokens that the memory behind the blocks holds.
+        device, dtype: where and in which precision it computes.
+        resident_weight_bytes: weights held in the device's memory.
+        kv_cache_bytes: memory of the KV cache.
+        step_read_bytes: bytes of weights that a decode step must read; 0 where it has no meaning.
+        kv_token_bytes: bytes of keys and values of one token.
+        levels: determinism levels that it keeps: rerun, batch, chunk, preempt, cache.
+        capabilities: optional parts of the contract that it has: copy, free, layers, ...
+    """
+
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    hash_size: int = 16
+    kv_tokens: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    resident_weight_bytes: int = 0
+    kv_cache_bytes: int = 0
+    step_read_bytes: int = 0
+    kv_token_bytes: int = 0
+    levels: frozenset[str] = frozenset({"rerun"})
+    capabilities: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.kv_tokens:
+            object.__setattr__(self, "kv_tokens", self.num_blocks * self.block_size)
+
+
+class ModelRunner(ABC):
+    """All that a backend must implement. The engine calls it from one thread."""
+
+    info: RunnerInfo
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Compute the batch's new tokens, keep their keys and values, and return float32 logits [K, vocab_size].
+
+        Row k belongs to token `batch.sample_at[k]`. May return before the device has finished.
+        """
+
+    def copy(self, source: int, target: int, tokens: int) -> None:  # noqa: B027
+        """Copy the first `tokens` tokens of block `source` into block `target` (capability `copy`)."""
+
+    def free(self, blocks: Sequence[int]) -> None:  # noqa: B027
+        """Hear of blocks that nobody holds any more (capability `free`)."""
+
+    def close(self) -> None:  # noqa: B027
+        """Give back memory and files."""

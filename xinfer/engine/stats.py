@@ -1,0 +1,106 @@
+"""Figures of a request, under the names that they have everywhere: JSON, logs, reports."""
+
+__all__ = ["GenerateStats", "percentile", "request_stats", "summarize"]
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateStats:
+    """One request's tokens and times (milliseconds; rates per second; null where there is nothing to divide).
+
+    `prefill_ms` runs from the first step that had the request to its first token, `decode_ms` from the first token to
+    the last, so `tpot_ms = decode_ms / (generated_tokens - 1)`: the first token comes from prefill.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    queue_ms: float | None
+    prefill_ms: float | None
+    decode_ms: float | None
+    prefill_tok_s: float | None
+    decode_tok_s: float | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    itl_ms: tuple[float, ...]
+    e2e_ms: float
+    seed: int
+
+
+def request_stats(
+    prompt_tokens: int, arrived: float, started: float | None, token_times: Sequence[float], ended: float, seed: int
+) -> GenerateStats:
+    """Compute a request's figures from the times (seconds) at which things happened to it."""
+    generated = len(token_times)
+    first, last = (token_times[0], token_times[-1]) if token_times else (None, None)
+    prefill = (first - started) * 1e3 if first is not None and started is not None else None
+    decode = (last - first) * 1e3 if first is not None and last is not None and generated > 1 else None
+    return GenerateStats(
+        prompt_tokens=prompt_tokens,
+        cached_tokens=0,
+        generated_tokens=generated,
+        queue_ms=(started - arrived) * 1e3 if started is not None else None,
+        prefill_ms=prefill,
+        decode_ms=decode,
+        prefill_tok_s=_rate(prompt_tokens, prefill),
+        decode_tok_s=_rate(generated, decode),
+        ttft_ms=(first - arrived) * 1e3 if first is not None else None,
+        tpot_ms=decode / (generated - 1) if decode is not None else None,
+        itl_ms=tuple((later - earlier) * 1e3 for earlier, later in pairwise(token_times)),
+        e2e_ms=(ended - arrived) * 1e3,
+        seed=seed,
+    )
+
+
+def _rate(count: int, milliseconds: float | None) -> float | None:
+    return count / (milliseconds / 1e3) if milliseconds else None
+
+
+def percentile(samples: Iterable[float | None], q: float) -> float | None:
+    """Return the q-th percentile by linear interpolation between ranks, or None where there are no samples."""
+    present = [s for s in samples if s is not None]
+    return float(np.percentile(present, q, method="linear")) if present else None
+
+
+def summarize(stats: Sequence[GenerateStats], duration_s: float) -> dict[str, Any]:
+    """Return the figures of a whole run: one request's own, or sums and percentiles over several.
+
+    Sums are over requests, so `prefill_ms` of several requests that ran at once exceeds the time that passed;
+    `output_tok_s` is what the run as a whole delivered in `duration_s`.
+    """
+    ttft, tpot = [s.ttft_ms for s in stats], [s.tpot_ms for s in stats]
+    gaps = [gap for s in stats for gap in s.itl_ms]
+    generated = sum(s.generated_tokens for s in stats)
+    prefill, decode = _total([s.prefill_ms for s in stats]), _total([s.decode_ms for s in stats])
+    return {
+        "requests": len(stats),
+        "duration_s": duration_s,
+        "prompt_tokens": sum(s.prompt_tokens for s in stats),
+        "cached_tokens": sum(s.cached_tokens for s in stats),
+        "generated_tokens": generated,
+        "queue_ms": percentile([s.queue_ms for s in stats], 50),
+        "prefill_ms": prefill,
+        "decode_ms": decode,
+        "prefill_tok_s": _rate(sum(s.prompt_tokens - s.cached_tokens for s in stats if s.prefill_ms), prefill),
+        "decode_tok_s": _rate(sum(s.generated_tokens for s in stats if s.decode_ms), decode),
+        "output_tok_s": generated / duration_s if duration_s else None,
+        "ttft_ms": percentile(ttft, 50),
+        "tpot_ms": percentile(tpot, 50),
+        "itl_ms": {
+            "method": "linear",
+            "count": len(gaps),
+            **{f"p{q}": percentile(gaps, q) for q in (50, 95, 99)},
+        },
+        "e2e_ms": percentile([s.e2e_ms for s in stats], 50),
+    }
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    present = [v for v in values if v is not None]
+    return sum(present) if present else None

@@ -1,0 +1,67 @@
+"""Reading config.json: a field that is missing or odd is an error that names it."""
+
+__all__ = ["integer", "number", "refuse", "rope"]
+
+from typing import Any
+
+from xinfer.errors import ModelError, nearest
+from xinfer.models.families import Config
+from xinfer.models.spec import RopeSpec
+
+
+def integer(config: Config, name: str, default: int | None = None) -> int:
+    """Return a field that must be a positive whole number; a missing or null one takes the default, if there is one."""
+    value = default if config.get(name) is None else config[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ModelError(f"config.json: {name}={value!r}, but a positive whole number is expected")
+    return value
+
+
+def number(config: Config, name: str, default: float | None = None) -> float:
+    """Return a field that must be a positive number; a missing or null one takes the default, if there is one."""
+    value = default if config.get(name) is None else config[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ModelError(f"config.json: {name}={value!r}, but a positive number is expected")
+    return float(value)
+
+
+def refuse(config: Config, name: str, *accepted: Any) -> None:
+    """Refuse a field whose value would need something that the family does not do."""
+    if config.get(name) not in (None, *accepted):
+        raise ModelError(f"config.json: {name}={config[name]!r} is not supported (supported: {list(accepted)})")
+
+
+def rope(config: Config, dim: int) -> RopeSpec:
+    """Return the rotary embedding of a config, in any of its spellings: `rope_theta` beside `rope_scaling` (whose kind
+    is under `rope_type` or `type`), or everything in `rope_parameters`.
+    """
+    parameters = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    theta = number({"rope_theta": parameters.get("rope_theta", config.get("rope_theta"))}, "rope_theta", 10_000.0)
+    kinds = {k: parameters[k] for k in ("rope_type", "type") if parameters.get(k) is not None}
+    if len(set(kinds.values())) > 1:
+        raise ModelError(f"config.json: the rope scaling names two kinds, {kinds}: remove the wrong one")
+    kind = next(iter(kinds.values()), "default")
+    refuse(config, "partial_rotary_factor", 1, 1.0)
+    if kind == "default":
+        return RopeSpec(dim, theta)
+    if kind == "linear":
+        return RopeSpec(dim, theta, kind, _needed(parameters, kind, "factor"))
+    if kind == "llama3":
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        factor, low, high, original = (_needed(parameters, kind, name) for name in names)
+        if high <= low:
+            raise ModelError(f"config.json: rope scaling needs high_freq_factor={high} above low_freq_factor={low}")
+        return RopeSpec(dim, theta, kind, factor, low, high, int(original))
+    if kind == "factors" and len(parameters.get("factors", ())) == dim // 2:
+        return RopeSpec(dim, theta, kind, factors=tuple(parameters["factors"]))
+    supported = ("default", "linear", "llama3")
+    raise ModelError(
+        f"config.json: rope scaling of kind {kind!r} is not supported{nearest(str(kind), supported)} "
+        f"(supported: {', '.join(supported)})"
+    )
+
+
+def _needed(parameters: dict[str, Any], kind: str, name: str) -> float:
+    if parameters.get(name) is None:
+        raise ModelError(f"config.json: rope scaling of kind {kind!r} lacks {name!r}")
+    return number(parameters, name)

@@ -1,0 +1,112 @@
+"""A model: where it lies, what it is, and its parts, each read when first asked for."""
+
+__all__ = ["Model"]
+
+import hashlib
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from xinfer.errors import ModelError, nearest
+from xinfer.models.families import Family
+from xinfer.models.folder import ModelFolder
+from xinfer.models.gguf import GgufFile
+from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
+from xinfer.models.spec import DecoderSpec
+from xinfer.models.tokenizer import Tokenizer
+from xinfer.models.weights import Weights, dummy_weights, safetensors_files
+
+
+class Model:
+    """A checkpoint on this machine.
+
+    Args:
+        reference: how the user named it.
+        path: a folder in Hugging Face layout, or a .gguf file (see `sources.resolve`).
+        families: those that can be described.
+        dtype: precision to compute in: `auto` (the device's backend decides), float32, bfloat16, float16.
+        load_format: `auto`, or `dummy` for random weights of the right shapes.
+    """
+
+    def __init__(
+        self,
+        reference: str,
+        path: Path,
+        families: Iterable[Family],
+        *,
+        dtype: str = "auto",
+        load_format: str = "auto",
+    ) -> None:
+        self.reference, self.path, self.dtype, self.load_format = reference, path, dtype, load_format
+        self._families = {f.name: f for f in families}
+
+    @cached_property
+    def _source(self) -> GgufFile | ModelFolder:
+        return GgufFile(self.path) if self.path.is_file() else ModelFolder(self.path)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json, or a GGUF file's metadata in its words."""
+        return self._source.config
+
+    @cached_property
+    def family(self) -> Family:
+        """What describes the model; an unknown `model_type` is a `ModelError` that lists those there are."""
+        name = self.config.get("model_type")
+        if name not in self._families:
+            raise ModelError(
+                f"{self.path}: model_type={name!r} is not supported{nearest(str(name), self._families)} "
+                f"(supported: {', '.join(sorted(self._families))})"
+            )
+        return self._families[name]
+
+    @cached_property
+    def spec(self) -> DecoderSpec:
+        """The model as data."""
+        return self.family.spec(self.config)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The weights, checked against the spec; none is read yet."""
+        if self.load_format == "dummy":
+            return Weights(self.spec, dummy_weights(self.spec), lambda name: name)
+        rename = self.family.rename if isinstance(self._source, ModelFolder) else lambda name: name
+        return Weights(self.spec, self._source.tensors(), rename)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer and chat template."""
+        if isinstance(self._source, GgufFile):
+            return tokenizer_from_gguf(self._source.metadata)
+        return self._source.tokenizer()
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text: of generation_config.json, else config.json; of GGUF, end of sequence and of turn."""
+        if isinstance(self._source, GgufFile):
+            keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+            return tuple(dict.fromkeys(self._source.metadata[k] for k in keys if k in self._source.metadata))
+        ids = self._source.generation_config.get("eos_token_id", self.config.get("eos_token_id"))
+        return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the weights."""
+        if self.load_format == "dummy":
+            return []
+        return [self.path] if self.path.is_file() else safetensors_files(self.path)[0]
+
+    def notes(self) -> list[str]:
+        """Return what a user should know about how the checkpoint was read."""
+        notes = []
+        if isinstance(self._source, ModelFolder) and self.load_format == "auto":
+            if stray := self._source.stray_files():
+                notes.append(f"not read, since the index does not name them: {', '.join(stray)}")
+            if self.weights.head_differs():
+                notes.append("the model is tied, so its embedding is the head; the file's other head is ignored")
+        return notes
+
+    def config_hash(self) -> str:
+        """Return a hash of what the spec says."""
+        return hashlib.sha256(repr(self.spec).encode()).hexdigest()

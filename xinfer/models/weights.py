@@ -1,0 +1,194 @@
+"""Weights by canonical name, read when asked for; and safetensors files, checked before they are trusted."""
+
+__all__ = ["Tensors", "Weights", "dummy_weights", "read_safetensors", "safetensors_files"]
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from xinfer.errors import ModelError
+from xinfer.models.spec import DecoderSpec
+
+_MAX_HEADER = 100_000_000  # bytes; the format's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """A checkpoint's tensors: shapes without reading them, and how to read one.
+
+    Attributes:
+        shapes: by the name that the checkpoint gives them.
+        load: returns one, on the CPU, in the precision it is stored in (float32 where it was quantized).
+        files: what they come from.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    load: Callable[[str], Tensor]
+    files: tuple[Path, ...]
+
+
+class Weights:
+    """A checkpoint's tensors under canonical names, checked against a spec before any is read.
+
+    Args:
+        spec: what the model needs.
+        tensors: what the checkpoint has.
+        rename: from its names to canonical ones; None for a tensor that is not needed.
+
+    A missing, unknown or misshapen tensor is a `ModelError` that names it. Of a tied model with a head of its own the
+    head is ignored, as the reference does; `head_differs` tells whether that changes anything.
+    """
+
+    def __init__(self, spec: DecoderSpec, tensors: Tensors, rename: Callable[[str], str | None]) -> None:
+        self.spec, self.files = spec, tensors.files
+        self._load = tensors.load
+        self._names: dict[str, str] = {}
+        unknown = []
+        self._spare_head: str | None = None
+        for name, shape in tensors.shapes.items():
+            canonical = rename(name)
+            if canonical is None:
+                continue
+            if canonical == "head.weight" and spec.tied:
+                self._spare_head = name
+            elif canonical not in spec.tensors:
+                unknown.append(name)
+            elif shape != spec.tensors[canonical]:
+                wanted = list(spec.tensors[canonical])
+                raise ModelError(f"tensor {name!r} has the shape {list(shape)}, but config.json asks for {wanted}")
+            else:
+                self._names[canonical] = name
+        missing = [name for name in spec.tensors if name not in self._names]
+        if missing or unknown:
+            raise ModelError("the checkpoint does not fit its config.json: " + _listed(missing, unknown))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.spec.tensors)
+
+    def load(self, canonical: str) -> Tensor:
+        """Return one tensor, on the CPU."""
+        return self._load(self._names[canonical])
+
+    def head_differs(self) -> bool:
+        """Whether a tied model's file holds a head that is not its embedding, and so is not used."""
+        if self._spare_head is None:
+            return False
+        return not torch.equal(self._load(self._spare_head), self.load("embed.weight"))
+
+
+def _listed(missing: list[str], unknown: list[str]) -> str:
+    parts = []
+    for kind, names in (("lacks", missing), ("has unknown", unknown)):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            parts.append(f"it {kind} {', '.join(repr(n) for n in names[:5])}{more}")
+    return "; ".join(parts)
+
+
+def safetensors_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the weight files that a folder's index names (or its only file), and the stray ones beside them."""
+    present = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        named = sorted(set(_weight_map(index)))
+        absent = [name for name in named if not (folder / name).is_file()]
+        if absent:
+            raise ModelError(f"{folder}: the index names {', '.join(absent)}, which is missing: download it again")
+        files = [folder / name for name in named]
+    elif (folder / "model.safetensors").exists() or len(present) == 1:
+        single = folder / "model.safetensors"
+        files = [single if single.exists() else present[0]]
+    elif present:
+        names = ", ".join(p.name for p in present[:5])
+        raise ModelError(f"{folder}: several weight files ({names}) but no model.safetensors.index.json: add it")
+    else:
+        files = []
+    if not files:
+        pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
+        if pickles:
+            raise ModelError(
+                f"{folder}: only pickled weights ({', '.join(pickles[:3])}), which can run code when loaded and are "
+                "refused: convert them to safetensors"
+            )
+        raise ModelError(f"{folder}: no weights found (*.safetensors, or a .gguf file given by name)")
+    return files, [p for p in present if p not in files]
+
+
+def _weight_map(index: Path) -> list[str]:
+    try:
+        names = list(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelError(f"{index}: not a weight index ({error}): download it again") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"{index}: {name!r} is not the name of a .safetensors file in this folder")
+    return names
+
+
+def read_safetensors(files: list[Path]) -> Tensors:
+    """Open files whose headers have been checked; tensors are mapped into memory, not copied."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    source: dict[str, Any] = {}
+    for file in files:
+        header = _header(file)
+        try:
+            opened = safe_open(file, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file}: damaged or truncated ({error}): download it again") from error
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            if name in source:
+                raise ModelError(f"{file}: tensor {name!r} is in another file too: only one may hold it")
+            shapes[name], source[name] = tuple(entry["shape"]), opened
+    return Tensors(shapes, lambda name: source[name].get_tensor(name), tuple(files))
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """Read a file's header; a name that occurs twice is an error, though the library lets the last one win."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise ModelError(f"{file}: the header names {name!r} twice: the file is not valid safetensors")
+            found[name] = value
+        return found
+
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > min(_MAX_HEADER, file.stat().st_size):
+                raise ModelError(f"{file}: damaged or truncated (a header of {length} bytes): download it again")
+            header = json.loads(stream.read(length), object_pairs_hook=unique)
+    except (struct.error, ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: damaged or truncated (no valid header): download it again") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{file}: damaged (its header is no object): download it again")
+    return header
+
+
+def dummy_weights(spec: DecoderSpec, seed: int = 0) -> Tensors:
+    """Return random weights for a spec, for benchmarks without a checkpoint: scaled so that activations stay sound.
+
+    Each tensor depends on the seed and its place alone, not on the order in which they are asked for.
+    """
+    places = {name: i for i, name in enumerate(spec.tensors)}
+
+    def load(name: str) -> Tensor:
+        shape = spec.tensors[name]
+        if len(shape) == 1:
+            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+        generator = torch.Generator().manual_seed((seed << 20) + places[name])
+        scale = 1.0 if name == "embed.weight" and not spec.tied else 1 / math.sqrt(shape[1])
+        return torch.empty(shape).normal_(0, scale, generator=generator)
+
+    return Tensors(dict(spec.tensors), load, ())
