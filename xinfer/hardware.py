@@ -1,18 +1,314 @@
-"""What this machine is and what it can do: memory, read bandwidth, matrix multiplication."""
+"""What this machine is and what it can do: memory, cores, versions, read bandwidth, matrix products."""
 
-__all__ = ["available_memory", "gibibytes"]
+__all__ = [
+    "Gpu",
+    "Hardware",
+    "Speed",
+    "available_memory",
+    "describe",
+    "device_page",
+    "gibibytes",
+    "known_speed",
+    "measure",
+    "onnx_providers",
+    "onnxruntime_shadowed",
+    "peak_memory",
+    "speed",
+    "versions",
+]
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass, replace
+from datetime import date
+from functools import partial
+from importlib import import_module, metadata
+from itertools import cycle
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
 
 import psutil
 import torch
+
+log = logging.getLogger(__name__)
+
+_ROOT = Path("/")
+_PACKAGES = "xinfer torch numpy tokenizers safetensors onnxruntime onnxruntime-gpu transformers gguf hydra-core"
+_SETS = "f16c fma avx2 avx_vnni avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_int8 amx_bf16 "
+_SETS += "asimd asimddp i8mm bf16 sve sve2"  # as /proc/cpuinfo spells them; asimd is NEON
+_FILE = "hardware.json"
+_SECONDS, _LONGEST = 1.0, 0.05  # what measuring takes, and what one call in it may take
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A CUDA device: its memory in bytes, and the version of the kernel's driver where that can be read."""
+
+    name: str
+    memory: int
+    capability: str
+    driver: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a run ran on; `key` stays the same for as long as what was measured here holds."""
+
+    cpu: str
+    physical_cores: int
+    logical_cores: int  # that this process may use, by its affinity and its cgroup's quota
+    threads: int  # that torch computes with
+    instruction_sets: tuple[str, ...]
+    torch_kernels: str  # which of its own torch chose, such as AVX512
+    memory: int  # bytes, of the machine or its cgroup
+    platform: str
+    python: str
+    gpus: tuple[Gpu, ...]
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a device reaches: bytes read a second, operations a second in matrix products, the (ISO) day, and how busy.
+
+    `cpu_share` is the part of its cores' time that measuring got: well below 1, the figures may be far too low.
+    """
+
+    read_bytes_s: float
+    fp32_flop_s: float
+    bf16_flop_s: float
+    measured: str
+    cpu_share: float = 1.0
 
 
 def available_memory(device: torch.device) -> int:
     """Return the bytes that can still be taken on a device; on the CPU within its cgroup's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    left = [limit - used for limit, used in _cgroup_memory(_ROOT)]
+    return max(0, min([int(psutil.virtual_memory().available), *left]))
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has held resident."""
+    # The second choice is ru_maxrss, which on Linux includes what the process that started this one held.
+    if peak := _field(_ROOT / "proc/self/status", "VmHWM").split():
+        return int(peak[0]) * 1024
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
 
 
 def gibibytes(count: float) -> str:
     """Return a number of bytes for people."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**27 else f"{count / 2**20:.1f} MiB"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _field(path: Path, name: str) -> str:
+    """Return what stands in a file's first line that begins with a name; an empty text if none does."""
+    found = re.search(rf"^{name}[ \t:]*(.*)$", _read(path), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders that limit this process, of version 2 and 1, from its own up to the top and beyond."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            # A container may see its path on the host, which is not there: the walk up still meets its own top.
+            own = Path(f"{root}/sys/fs/cgroup/{controllers and controller}/{path.replace('..', '')}")
+            yield from (own, *own.parents)
+
+
+def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield (limit, used) in bytes for each limit; pages cached from files can be had back, so they don't count."""
+    for folder in _cgroups(root, "memory"):
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+        stat = folder / "memory.stat"
+        cached = _field(stat, "total_inactive_file") or _field(stat, "inactive_file")
+        if limit.strip().isdigit():  # not "max"
+            yield int(limit), max(0, int(used or 0) - int(cached or 0))
+
+
+def _logical_cores(root: Path) -> int:
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    for folder in _cgroups(root, "cpu"):
+        one = _read(folder / "cpu.max") or _read(folder / "cpu.cfs_quota_us") + _read(folder / "cpu.cfs_period_us")
+        if found := re.match(r"(\d+)\s+(\d+)", one):  # neither "max" nor -1
+            cores = min(cores, int(found[1]) / int(found[2]))
+    return max(1, math.ceil(cores))
+
+
+def _gpus() -> Iterator[Gpu]:
+    driver = _field(_ROOT / "proc/driver/nvidia/version", r"NVRM version:[^\d]*")
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        found = torch.cuda.get_device_properties(i)
+        yield Gpu(found.name, found.total_memory, f"{found.major}.{found.minor}", driver.split(" ")[0] or None)
+
+
+def describe() -> Hardware:
+    """Return what this machine is, without measuring anything."""
+    info = _ROOT / "proc/cpuinfo"
+    cpu = _field(info, "model name") or platform.processor() or platform.machine()
+    if family := _field(info, "cpu family"):  # in a virtual machine the name may be no more than "AMD EPYC"
+        cpu += f" (family {family}, model {_field(info, 'model')})"
+    present = (_field(info, "flags") or _field(info, "Features")).split()
+    total = psutil.virtual_memory().total
+    found = Hardware(
+        cpu=cpu,
+        physical_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        logical_cores=_logical_cores(_ROOT),
+        threads=torch.get_num_threads(),
+        instruction_sets=tuple(name for name in _SETS.split() if name in present),
+        torch_kernels=torch.backends.cpu.get_cpu_capability(),
+        memory=min([total, *(limit for limit, _ in _cgroup_memory(_ROOT))]),
+        platform=platform.platform(),
+        python=platform.python_version(),
+        gpus=tuple(_gpus()),
+        key="",
+    )
+    # Memory in whole GiB: from one boot to the next a system keeps a little more or less of it for itself.
+    names = (cpu, found.torch_kernels, str(torch.__version__), *(gpu.name for gpu in found.gpus))
+    counts = (found.physical_cores, found.logical_cores, found.threads, round(total / 2**30))
+    return replace(found, key=hashlib.sha256(repr(names + counts).encode()).hexdigest()[:16])
+
+
+def versions() -> dict[str, str]:
+    """Return the installed versions by distribution, without importing any; those not installed are left out."""
+    found = {"xinfer": "unknown", "python": platform.python_version()}
+    for name in _PACKAGES.split():
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def onnxruntime_shadowed() -> str | None:
+    """Return a warning where two builds of ONNX Runtime lie in one folder, so that CUDA may be hidden."""
+    builds = [f"{name} {version}" for name, version in versions().items() if name.startswith("onnxruntime")]
+    advice = "share one folder, where the CPU build hides CUDA: uninstall both, then install onnxruntime-gpu alone"
+    return f"{' and '.join(builds)} {advice}" if len(builds) > 1 else None
+
+
+def onnx_providers() -> list[str]:
+    """Return the execution providers of ONNX Runtime, most wanted first; none where it can't be imported."""
+    try:
+        return list(import_module("onnxruntime").get_available_providers())
+    except (ImportError, OSError, AttributeError):  # the last: a folder that an uninstall left behind
+        return []
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    started = perf_counter()
+    call()
+    torch.get_device_module(device).synchronize(device)
+    return perf_counter() - started
+
+
+_Work = Iterator[tuple[float, Callable[[], object]]]  # what one call does, in bytes or operations, and the call
+
+
+def _reads(device: torch.device) -> _Work:
+    """Yield the reading of one window of a buffer far larger than the caches, which grow with the cores."""
+    wanted = 2 << 30 if device.type == "cuda" else max(512, 64 * torch.get_num_threads()) << 20
+    size = max(1 << 20, min(wanted, available_memory(device) // 4))
+    windows = torch.ones(16, size // 64, device=device).unbind()  # being written maps the pages
+    turn = cycle(windows)
+    yield windows[0].nbytes, lambda: next(turn).sum()
+
+
+def _products(device: torch.device, dtype: torch.dtype) -> _Work:
+    """Yield products of square matrices, twice as large each time, until one takes long."""
+    size, took = 256, 0.0
+    while size < (8192 if device.type == "cuda" else 2048) and 8 * took < _LONGEST:
+        size *= 2
+        matrix = torch.ones(size, size, dtype=dtype, device=device)
+        product = partial(torch.mm, matrix, matrix)
+        took = min(_seconds(product, device) for _ in range(3))
+        yield 2.0 * size**3, product
+
+
+@torch.inference_mode()
+def measure(device: torch.device) -> Speed:
+    """Measure a device in about a second and a half, with torch's threads: the best of many short calls, in turns.
+
+    Reading is a plain fp32 `sum`: TODO
+    """
+    kinds = [list(_reads(device)), list(_products(device, torch.float32)), list(_products(device, torch.bfloat16))]
+    best = [0.0] * len(kinds)
+    started, computed = perf_counter(), process_time()
+    while perf_counter() - started < _SECONDS:  # in turns, so that no disturbance spoils all calls of a kind
+        for i, kind in enumerate(kinds):
+            for amount, call in kind:
+                turn = perf_counter() + _SECONDS / 20 / len(kind)
+                while perf_counter() < turn:
+                    best[i] = max(best[i], amount / _seconds(call, device))
+    share = (
+        (process_time() - computed) / (perf_counter() - started) / min(torch.get_num_threads(), _logical_cores(_ROOT))
+    )
+    share = min(1.0, round(share, 2)) if device.type == "cpu" else 1.0
+    return Speed(best[0], best[1], best[2], date.today().isoformat(), share)
+
+
+def _kept(cache: Path) -> dict[str, Speed]:
+    """Return what is kept, by machine and device; nothing where the file is not there or damaged."""
+    try:
+        return {place: Speed(**entry) for place, entry in json.loads(_read(cache / _FILE)).items()}
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return {}
+
+
+def known_speed(device: torch.device, *, cache: Path) -> Speed | None:
+    """Return what `speed` has kept for this device, machine and number of threads, if it has."""
+    return _kept(cache).get(f"{describe().key} {device}")
+
+
+def speed(device: torch.device, *, cache: Path, again: bool = False) -> Speed:
+    """Return what a device reaches, measured once per machine and number of threads and kept in a file in `cache`.
+
+    Figures from a busy machine hold for their day and are then measured again, as all are where `again` says so. The
+    higher of old and new counts, for a disturbance only lowers it. A cache that can't be written is a warning.
+    """
+    known, today = known_speed(device, cache=cache), date.today().isoformat()
+    if known and not again and (known.cpu_share > 0.8 or known.measured == today):
+        return known
+    found = measure(device)
+    if known:
+        found = Speed(*map(max, astuple(known), astuple(found)))
+    kept = _kept(cache) | {f"{describe().key} {device}": found}
+    temporary = cache / f"{_FILE}.{os.getpid()}"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps({place: asdict(one) for place, one in kept.items()}, indent=2))
+        os.replace(temporary, cache / _FILE)
+    except OSError as error:
+        log.warning("what was measured can't be kept", extra={"cache": str(cache), "error": str(error)})
+    return found
+
+
+def device_page(cache: Path, *, again: bool = False) -> dict[str, Any]:
+    """Return all of this as JSON has it; speeds by device, measured where they are not known."""
+    hardware = describe()
+    devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(len(hardware.gpus)))]
+    return {
+        "hardware": asdict(hardware),
+        "versions": versions(),
+        "speed": {str(device): asdict(speed(device, cache=cache, again=again)) for device in devices},
+        "onnx_providers": onnx_providers(),
+        "onnxruntime_shadowed": onnxruntime_shadowed(),
+    }

@@ -7,49 +7,86 @@ from collections.abc import Callable, Sequence
 Decode = Callable[[list[int]], str]
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_HOLD = 3  # an unfinished UTF-8 character shows as one to three replacement characters, depending on the decoder
-_CONTEXT = 8  # tokens before the window, so that the decoder sees a word's beginning as it would in the whole text
-_WINDOW = 48  # tokens after which the window starts anew, so that a step costs the same however long the text
+_HOLD = 3  # tokens an unfinished UTF-8 character can have, and replacement characters as which it shows
+_CONTEXT = 8  # tokens of the prompt, so that the decoder sees a word's beginning as it would in the whole text
+_WINDOW = 64  # tokens after which nothing but broken bytes is cut, so that a step costs the same however long the text
 
 
 class IncrementalDecoder:
     """Turns tokens into the text that is certain, for any tokenizer that can decode a list of ids.
 
-    The text so far is decoded again over a short window; what may still change (replacement characters at the end, at
-    most three) is held back. The window begins with the prompt's last tokens, of which nothing is ever returned.
+    Decoded are only the tokens since the text last ended in a whole character, and for context those that made the text
+    before. What may still change is held back: replacement characters at the end, at most three.
     """
 
     def __init__(self, decode: Decode, prompt: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._ids = list(prompt[-_CONTEXT:])
-        self._start = len(self._ids)
-        self._settled = len(decode(self._ids).rstrip(_REPLACEMENT)) if self._ids else 0
-        self._held = ""
+        self._context, self._pending = _split(decode, prompt)
+        self._before = decode(self._context) if self._context else ""
+        tail = decode(self._pending) if self._pending else ""
+        self._shown = len(tail) - _unfinished(tail)  # characters of the pending tokens that are not to come (again)
+        self._foreign = _unfinished(tail)  # replacement characters that, should they stay, are the prompt's
+        self._held = 0
 
     def push(self, token_id: int) -> str:
         """Take one token; return the text that has become certain, possibly empty."""
-        self._ids.append(token_id)
-        text = self._decode(self._ids)
-        held = min(_HOLD, len(text) - len(text.rstrip(_REPLACEMENT)))
-        certain = max(len(text) - held, self._settled)
-        delta, self._held, self._settled = text[self._settled : certain], text[certain:], certain
-        if len(self._ids) > _WINDOW and (not self._held or len(self._ids) > 4 * _WINDOW):
-            delta += self._held  # only where nothing but broken bytes came for so long
-            self._restart()
-        return delta
+        self._pending.append(token_id)
+        text = self._decode(self._context + self._pending)
+        self._held = _unfinished(text)
+        if not text.startswith(self._before):  # byte fallback: one bad byte spoils the whole run of bytes
+            if self._held and len(self._pending) <= _HOLD:
+                return ""
+            self._context, self._before = [], ""
+            text = self._decode(self._pending)
+        delta = text[len(self._before) + self._shown : len(text) - self._held]
+        self._shown += len(delta)
+        self._forget()
+        return self._own(delta)
 
     def flush(self) -> str:
         """Return what is left at the end: one replacement character for an unfinished one, else nothing."""
-        held, self._held = self._held, ""
-        return _REPLACEMENT if held else ""
+        held, self._held = self._held, 0
+        return _REPLACEMENT if held > self._foreign else ""
 
-    def _restart(self) -> None:
-        self._ids = self._ids[-_CONTEXT:]
-        self._settled, self._held = len(self._decode(self._ids)), ""
+    def _forget(self) -> None:
+        """Let go of tokens that no longer matter."""
+        if not self._held and self._shown:
+            self._context, self._before = self._pending, self._decode(self._pending)
+            self._pending, self._shown = [], 0
+        elif not self._held and self._before:
+            self._pending = []  # tokens without text
+        elif len(self._pending) > _WINDOW:
+            self._context, self._before, self._pending = [], "", self._pending[-_CONTEXT:]
+            text = self._decode(self._pending)
+            self._shown = len(text) - _unfinished(text)
+
+    def _own(self, delta: str) -> str:
+        """Take off the replacement characters of the prompt's own unfinished end."""
+        if not self._foreign or not delta:
+            return delta
+        own = delta.lstrip(_REPLACEMENT)
+        lost = min(len(delta) - len(own), self._foreign)
+        self._foreign = 0 if own else self._foreign - lost
+        return delta[lost:]
+
+
+def _unfinished(text: str) -> int:
+    """Return how many characters at the end may still change."""
+    return min(_HOLD, len(text) - len(text.rstrip(_REPLACEMENT)))
+
+
+def _split(decode: Decode, prompt: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the prompt's last tokens: those that make whole characters, and those of an unfinished one after them."""
+    for end in range(len(prompt), max(len(prompt) - _HOLD - 1, 0), -1):
+        for start in [*(max(end - _CONTEXT - extra, 0) for extra in range(_HOLD + 1)), 0]:
+            text = decode(list(prompt[start:end]))
+            if text and not text.startswith(_REPLACEMENT) and not text.endswith(_REPLACEMENT):
+                return list(prompt[start:end]), list(prompt[end:])
+    return [], list(prompt[-_HOLD:])
 
 
 class StopMatcher:
-    """Finds the first stop string in a stream of text, holding back only what may become one."""
+    """Finds the stop string that is whole first, wherever token borders lie; holds back only what may become one."""
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops, self._include = tuple(stops), include
@@ -63,7 +100,7 @@ class StopMatcher:
         text = self._pending + delta
         found = [(text.find(stop), stop) for stop in self._stops if stop in text]
         if found:
-            at, self.matched = min(found)
+            at, self.matched = min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
             self._pending = ""
             return text[: at + len(self.matched)] if self._include else text[:at]
         keep = max(_overlap(text, stop) for stop in self._stops)

@@ -4,6 +4,7 @@ __all__ = ["Engine", "Observers", "Tokenizer"]
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 from typing import Protocol
 
@@ -66,7 +67,7 @@ class Engine:
         *,
         seed: int = 0,
         eos_token_ids: Sequence[int] = (),
-        observers: Observers = Observers(),  # noqa: B008 (frozen)
+        observers: Observers = Observers(),
     ) -> None:
         self.runner, self.tokenizer, self.seed = runner, tokenizer, seed
         self.scheduler = Scheduler(limits, runner.info)
@@ -141,16 +142,15 @@ class Engine:
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             sequence.num_computed += count
         finished, self._aborted = self._aborted, []
-        news: list[TokenOutput] = []
+        news: list[tuple[Request, TokenOutput]] = []
         for sequence, token in zip(plan.sampled, tokens, strict=True):
             if token is None:
                 sequence.error = "the model's logits are not finite (NaN or infinity) at this position"
                 finished.append(self._finish(sequence, FinishReason.ERROR))
                 continue
             reason, text = self._append(sequence, token, times[-1])
-            news.append(TokenOutput(sequence.request.request_id, sequence.request.index, token, text))
-            for on_token in self.observers.on_token:
-                on_token(sequence.request, news[-1])
+            request = sequence.request
+            news.append((request, TokenOutput(request.request_id, request.index, token, text)))
             if reason is not None:
                 finished.append(self._finish(sequence, reason))
         used, free = self.scheduler.pool.num_used, self.scheduler.pool.num_free
@@ -166,12 +166,16 @@ class Engine:
             batch_size=len(plan.sequences),
             scheduler_queue_length=queue,
             preemptions=plan.preemptions,
+            kv_tokens=int(plan.batch.context_lens.sum()),
             kv_blocks_used=used,
             kv_blocks_free=free,
             **_milliseconds([*times, perf_counter()]),
         )
         self._steps += 1
-        output = StepOutput(tuple(news), tuple(finished), stats)
+        output = StepOutput(tuple(token for _, token in news), tuple(finished), stats)
+        for request, news_token in news:  # only now, when all is in order, so that an observer may abort
+            for on_token in self.observers.on_token:
+                on_token(request, news_token)
         for result in finished:
             for on_finished in self.observers.on_request_finished:
                 on_finished(result)
@@ -253,5 +257,5 @@ class Engine:
 
 def _milliseconds(times: list[float]) -> dict[str, float]:
     """Turn the five times at a step's seams into its parts."""
-    parts = [(b - a) * 1e3 for a, b in zip(times, times[1:], strict=False)]
+    parts = [(b - a) * 1e3 for a, b in pairwise(times)]
     return dict(zip(("schedule_ms", "forward_ms", "sample_ms", "output_ms"), parts, strict=True), step_ms=sum(parts))

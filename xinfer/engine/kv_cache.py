@@ -6,10 +6,11 @@ from xinfer.engine.types import Sequence
 
 
 class BlockPool:
-    """Hands out blocks of `block_size` tokens; the lowest that was never used first, then the last one given back."""
+    """Hands out blocks of `block_size` tokens; the last one given back first, then the lowest that was never used."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        assert num_blocks > 0 and block_size > 0
+        assert num_blocks > 0
+        assert block_size > 0
         self.num_blocks, self.block_size = num_blocks, block_size
         self._free = list(range(num_blocks - 1, -1, -1))
 

@@ -50,11 +50,9 @@ def candidates(
     if top_k is not None:
         weights = weights.where(torch.arange(weights.shape[1], device=weights.device) < top_k[:, None], 0.0)
     if top_p is not None:
-        total = weights.cumsum(1)
-        before = total - weights
-        reached = before >= top_p[:, None] * total[:, -1:]
-        reached[:, 0] = False  # the likeliest token always stays
-        weights = weights.where(~reached, 0.0)
+        mass = weights.cumsum(1)
+        missing = mass[:, :-1] < top_p[:, None] * mass[:, -1:]
+        weights[:, 1:].masked_fill_(~missing, 0.0)  # the likeliest token always stays
     ids, order = ids.sort(1)
     return Candidates(ids, weights.gather(1, order))
 
@@ -69,12 +67,12 @@ def _largest(logits: Tensor, count: int, top_k: Tensor | None) -> tuple[Tensor, 
     """Return the `count` largest logits of each row with their ids, by falling logit and then by rising id."""
     width = logits.shape[1]
     if count >= width or top_k is None:
-        values, ids = logits.sort(1, descending=True, stable=True)
+        values, ids = logits.sort(dim=1, descending=True, stable=True)
         return values, ids
     values, ids = logits.topk(count + 1, 1)
     # topk promises no order among equals: sort them by id, and where equals reach past what it returned, sort the row.
     ids, order = ids.sort(1)
-    values, order = values.gather(1, order).sort(1, descending=True, stable=True)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     ids = ids.gather(1, order)
     boundary = values.gather(1, (top_k - 1)[:, None])[:, 0]
     for row in (boundary == values[:, -1]).nonzero()[:, 0].tolist():

@@ -24,9 +24,10 @@ def sample(logits: Tensor, sequences: Rows[Sequence]) -> list[int | None]:
         sequences: K of them; the token drawn is the one at position `len(token_ids)`.
     """
     largest, tokens = logits.max(1)  # NaN counts as the largest; of equals the first is taken
-    for key, rows in _groups(sequences, logits.shape[1]).items():
-        tokens[rows] = _draw(logits[rows], [sequences[r] for r in rows], *key)
     usable = largest.isfinite()
+    for key, rows in _groups(sequences, logits.shape[1]).items():
+        harmless = logits[rows].where(usable[rows, None], 0.0)  # what is drawn from a refused row is thrown away
+        tokens[rows] = _draw(harmless, [sequences[r] for r in rows], *key)
     return [t if ok else None for t, ok in zip(tokens.tolist(), usable.tolist(), strict=True)]
 
 
@@ -43,7 +44,7 @@ def _groups(sequences: Rows[Sequence], width: int) -> dict[tuple[bool, bool, boo
 def _draw(logits: Tensor, sequences: list[Sequence], use_k: bool, use_p: bool, use_min: bool) -> Tensor:
     params = [s.request.params for s in sequences]
     kept = candidates(
-        logits.nan_to_num(0.0, 0.0, float("-inf")),  # such a row is refused afterwards; here it must only not harm
+        logits,
         _column(logits, [p.temperature for p in params]),
         _column(logits, [p.top_k for p in params]).long() if use_k else None,
         _column(logits, [p.top_p for p in params]) if use_p else None,

@@ -89,6 +89,7 @@ class Scheduler:
             chosen.append(sequence)
             counts.append(count)
             budget -= count
+        assert chosen or not self.has_work, "a sequence was admitted that the cache can't hold"
         sampled = [s for s, n in zip(chosen, counts, strict=True) if s.num_computed + n == len(s.token_ids)]
         return Schedule(chosen, counts, sampled, make_batch(chosen, counts, self.pool.block_size), preemptions)
 

@@ -15,9 +15,11 @@ __all__ = [
 ]
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,14 +44,12 @@ class Limits:
         max_num_batched_tokens: tokens in one step, over all sequences.
         kv_memory: for the KV cache, bytes, or a fraction of the memory that is free; None for just enough for
             `max_num_seqs` sequences of `max_model_len`, within half of the free memory.
-        determinism: `fast` or `invariant`.
     """
 
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 2048
     kv_memory: float | None = None
-    determinism: str = "fast"
 
     @property
     def max_logits_rows(self) -> int:
@@ -90,22 +90,20 @@ class SamplingParams:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_number("temperature", self.temperature, 0, math.inf)
-        _check_number("top_p", self.top_p, 0, 1)
-        _check_number("min_p", self.min_p, 0, 1)
-        _check_integer("top_k", self.top_k, -1, None)
+        put = partial(object.__setattr__, self)  # plain numbers, so that records can hold them
+        put("temperature", _number("temperature", self.temperature, math.inf))
+        put("top_p", _number("top_p", self.top_p, 1))
+        put("min_p", _number("min_p", self.min_p, 1))
+        put("top_k", _integer("top_k", self.top_k, -1))
         if self.seed is not None:
-            _check_integer("seed", self.seed, 0, MAX_SEED)
+            put("seed", _integer("seed", self.seed, 0, MAX_SEED))
         if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, 1, None)
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
+            put("max_tokens", _integer("max_tokens", self.max_tokens, 1))
+        put("stop", (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop))
         if not all(isinstance(s, str) and s for s in self.stop):
             raise RequestError(f"stop={list(self.stop)!r}: each must be a text of at least one character")
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for token_id in self.stop_token_ids:
-            _check_integer("stop_token_ids", token_id, 0, None)
+        ids = _tuple("stop_token_ids", self.stop_token_ids)
+        put("stop_token_ids", tuple(_integer("stop_token_ids", token_id, 0) for token_id in ids))
 
     @property
     def greedy(self) -> bool:
@@ -113,17 +111,29 @@ class SamplingParams:
         return self.temperature == 0 or self.top_k == 1
 
 
-def _check_number(name: str, value: object, low: float, high: float) -> None:
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not (low <= float(value) <= high) or math.isinf(float(value)):  # type: ignore[arg-type]
-        raise RequestError(f"{name}={value!r} is out of range: a number from {low} to {high} is expected")
+def _number(name: str, value: object, high: float) -> float:
+    number = math.nan
+    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            number = float(value)
+    if not 0 <= number <= high or math.isinf(number):
+        bound = f"from 0 to {high}" if high < math.inf else "of at least 0"
+        raise RequestError(f"{name}={value!r} is out of range: a finite number {bound} is expected")
+    return number
 
 
-def _check_integer(name: str, value: object, low: int, high: int | None) -> None:
+def _integer(name: str, value: object, low: int, high: float = math.inf) -> int:
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or int(value) < low or (high is not None and int(value) > high):  # type: ignore[call-overload]
-        bound = f"from {low} to {high}" if high is not None else f"of at least {low}"
+    if not whole or not low <= int(value) <= high:  # type: ignore[call-overload]
+        bound = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
         raise RequestError(f"{name}={value!r} is out of range: a whole number {bound} is expected")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def _tuple(name: str, value: object) -> tuple[Any, ...]:
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
+        raise RequestError(f"{name}={value!r} is not a list")
+    return tuple(value)
 
 
 class State(StrEnum):
@@ -255,7 +265,10 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one step did and how long its parts took, in milliseconds; the parts add up to `step_ms`."""
+    """What one step did and how long its parts took, in milliseconds; the parts add up to `step_ms`.
+
+    `kv_tokens` counts the tokens whose keys and values the step reads: each sequence's context.
+    """
 
     step: int
     time: float
@@ -265,6 +278,7 @@ class StepStats:
     batch_size: int
     scheduler_queue_length: int
     preemptions: int
+    kv_tokens: int
     kv_blocks_used: int
     kv_blocks_free: int
     schedule_ms: float

@@ -67,7 +67,7 @@ class GgufFile:
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: can't be read as a GGUF file ({error})") from error
         self._data = data
-        cursor = _Cursor(path, memoryview(data))
+        cursor = _Cursor(path, data.data)
         magic, version = bytes(cursor.take(4)), cursor.number("I")
         if magic != b"GGUF":
             raise ModelError(f"{path}: not a GGUF file (it begins with {magic!r})")
@@ -77,6 +77,8 @@ class GgufFile:
         self.metadata: dict[str, Any] = {}
         for _ in range(keys):
             name = cursor.string()
+            if name in self.metadata:
+                raise ModelError(f"{path}: the metadata names {name!r} twice")
             self.metadata[name] = cursor.value(cursor.number("I"))
         self._tensors = self._read_tensors(cursor, tensors)
 
@@ -125,11 +127,11 @@ class GgufFile:
     def architecture(self) -> str:
         """The architecture; one that can't be translated is a `ModelError`."""
         name = self.metadata.get("general.architecture")
-        if name not in _ARCHITECTURES:
+        if not isinstance(name, str) or name not in _ARCHITECTURES:
             raise ModelError(
                 f"{self.path}: architecture {name!r} is not supported in GGUF (supported: {', '.join(_ARCHITECTURES)})"
             )
-        return str(name)
+        return name
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -138,22 +140,26 @@ class GgufFile:
         What a file may leave out: `vocab_size` is the length of the token list, `head_count_kv` is `head_count`,
         `rope.freq_base` 10,000, `attention.key_length` the embedding's share of a head.
         """
-        heads = self._key("attention.head_count")
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        hidden, heads = self._integer("embedding_length"), self._integer("attention.head_count")
+        head_dim = self._integer("attention.key_length", hidden // heads)
+        for name in ("attention.value_length", "rope.dimension_count"):
+            if self._integer(name, head_dim) != head_dim:
+                raise ModelError(f"{self.path}: {name} differs from the {head_dim} of a key, which is not supported")
         config: dict[str, Any] = {
             "model_type": _ARCHITECTURES[self.architecture],
-            "vocab_size": self._key("vocab_size", len(self.metadata.get("tokenizer.ggml.tokens", ())) or None),
-            "hidden_size": self._key("embedding_length"),
+            "vocab_size": self._key("vocab_size", len(tokens) if isinstance(tokens, list) else None),
+            "hidden_size": hidden,
             "intermediate_size": self._key("feed_forward_length"),
             "num_hidden_layers": self._key("block_count"),
             "num_attention_heads": heads,
             "num_key_value_heads": self._key("attention.head_count_kv", heads),
             "max_position_embeddings": self._key("context_length"),
+            "head_dim": head_dim,
             "rms_norm_eps": self._key("attention.layer_norm_rms_epsilon"),
             "rope_theta": self._key("rope.freq_base", 10_000.0),
             "tie_word_embeddings": "output.weight" not in self._tensors,
         }
-        if head_dim := self._key("attention.key_length", 0):
-            config["head_dim"] = head_dim
         if window := self._key("attention.sliding_window", 0):
             config |= {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
             config["model_type"] = "mistral" if self.architecture == "llama" else config["model_type"]
@@ -162,31 +168,43 @@ class GgufFile:
     def _rope(self, config: dict[str, Any]) -> dict[str, Any]:
         """Translate rotary scaling: factors stored as a tensor (llama 3.1 and later), or a kind with a factor."""
         if "rope_freqs.weight" in self._tensors:
-            factors = self._load("rope_freqs.weight").tolist()
+            factors = self._load("rope_freqs.weight").flatten().tolist()
             return {"rope_scaling": {"rope_type": "factors", "factors": factors}}
-        kind = self._key("rope.scaling.type", "none")
-        if kind == "none":
+        kind = self._key("rope.scaling.type", "linear")
+        factor = self._key("rope.scaling.factor", self._key("rope.scale_linear", 1.0))  # the second in old files
+        if kind == "none" or (kind == "linear" and factor in (0, 1)):
             return {}
-        return {"rope_scaling": {"rope_type": kind, "factor": self._key("rope.scaling.factor", 1.0)}}
+        return {"rope_scaling": {"rope_type": kind, "factor": factor}}
 
     def _key(self, name: str, default: Any = None) -> Any:
         value = self.metadata.get(f"{self.architecture}.{name}", default)
         if isinstance(value, list):  # one number a layer
-            if len(set(value)) != 1:
+            if not value or any(other != value[0] for other in value):
                 raise ModelError(f"{self.path}: {self.architecture}.{name} differs between layers, not supported")
             value = value[0]
         if value is None:
             raise ModelError(f"{self.path}: the metadata lacks {self.architecture}.{name}")
         return value
 
+    def _integer(self, name: str, default: int | None = None) -> int:
+        value = self._key(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ModelError(
+                f"{self.path}: {self.architecture}.{name}={value!r}, but a whole number above 0 is expected"
+            )
+        return value
+
     def tensors(self) -> Tensors:
         """Return the tensors under canonical names, dequantized when read, llama's queries and keys put in order."""
-        for name, entry in self._tensors.items():
-            if not _dequantizes(entry.kind):
-                raise ModelError(f"{self.path}: tensor {name!r} has the type {entry.kind.name}, which can't be read")
-        names = {self._canonical(name): name for name in self._tensors}
-        names.pop(None, None)
-        shapes = {canonical: self._tensors[name].shape for canonical, name in names.items() if canonical}
+        names: dict[str, str] = {}
+        for name in self._tensors:
+            self._readable(name)
+            if (canonical := self._canonical(name)) is None:
+                continue
+            if canonical in names:
+                raise ModelError(f"{self.path}: one tensor is there twice, as {names[canonical]!r} and {name!r}")
+            names[canonical] = name
+        shapes = {canonical: self._tensors[name].shape for canonical, name in names.items()}
         return Tensors(shapes, lambda canonical: self._ordered(canonical, names[canonical]), (self.path,))
 
     def _canonical(self, name: str) -> str | None:
@@ -204,11 +222,17 @@ class GgufFile:
             return _half_split(tensor, self.config[key])
         return tensor
 
-    def _load(self, name: str) -> Tensor:
+    def _readable(self, name: str) -> _Entry:
         entry = self._tensors[name]
+        if not _dequantizes(entry.kind):
+            raise ModelError(f"{self.path}: tensor {name!r} has the type {entry.kind.name}, which can't be read")
+        return entry
+
+    def _load(self, name: str) -> Tensor:
+        entry = self._readable(name)
         raw = self._data[entry.offset : entry.offset + entry.size]
         if entry.kind.name in _PLAIN:
-            tensor = torch.frombuffer(memoryview(raw), dtype=_PLAIN[entry.kind.name])
+            tensor = torch.frombuffer(raw.data, dtype=_PLAIN[entry.kind.name])
             return tensor.view(entry.shape)
         rows = raw.reshape(math.prod(entry.shape[:-1]), -1)
         return torch.from_numpy(dequantize(rows, entry.kind)).view(entry.shape)

@@ -3,7 +3,7 @@
 __all__ = ["Model"]
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ class Model:
 
     Args:
         reference: how the user named it.
-        path: a folder in Hugging Face layout, or a .gguf file (see `sources.resolve`).
+        locate: returns where it lies, a folder in Hugging Face layout or a .gguf file (see `sources.resolve`); not
+            called before something of the model is asked for.
         families: those that can be described.
         dtype: precision to compute in: `auto` (the device's backend decides), float32, bfloat16, float16.
         load_format: `auto`, or `dummy` for random weights of the right shapes.
@@ -32,14 +33,20 @@ class Model:
     def __init__(
         self,
         reference: str,
-        path: Path,
+        locate: Callable[[], Path],
         families: Iterable[Family],
         *,
         dtype: str = "auto",
         load_format: str = "auto",
     ) -> None:
-        self.reference, self.path, self.dtype, self.load_format = reference, path, dtype, load_format
+        self.reference, self.dtype, self.load_format = reference, dtype, load_format
+        self._locate = locate
         self._families = {f.name: f for f in families}
+
+    @cached_property
+    def path(self) -> Path:
+        """Where the model lies."""
+        return self._locate()
 
     @cached_property
     def _source(self) -> GgufFile | ModelFolder:
@@ -54,7 +61,7 @@ class Model:
     def family(self) -> Family:
         """What describes the model; an unknown `model_type` is a `ModelError` that lists those there are."""
         name = self.config.get("model_type")
-        if name not in self._families:
+        if not isinstance(name, str) or name not in self._families:
             raise ModelError(
                 f"{self.path}: model_type={name!r} is not supported{nearest(str(name), self._families)} "
                 f"(supported: {', '.join(sorted(self._families))})"

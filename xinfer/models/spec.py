@@ -77,7 +77,7 @@ class AttentionSpec:
     @property
     def scale(self) -> float:
         """Factor on queries times keys."""
-        return self.head_dim**-0.5
+        return 1 / math.sqrt(self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)

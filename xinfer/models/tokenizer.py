@@ -4,7 +4,7 @@ __all__ = ["ChatTemplate", "Message", "Tokenizer"]
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 import tokenizers
 
@@ -39,31 +41,50 @@ class ChatTemplate:
         if len(self.source) > _MAX_TEMPLATE:
             raise ModelError(f"the chat template has {len(self.source)} characters; at most {_MAX_TEMPLATE} are taken")
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise, "strftime_now": lambda f: datetime.now().strftime(f)}
         try:
             return environment.from_string(self.source)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # jinja's own, or what Python says of the code that jinja makes of it
             raise ModelError(f"the chat template is not valid: {error}") from error
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """Return the prompt for a conversation; a message that the template refuses is a `RequestError`."""
+        template, given = self._compiled, {"tools": None, "documents": None, **self.special}
         try:
-            return self._compiled.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self.special
-            )
-        except jinja2.TemplateError as error:
+            return template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **given)
+        except Exception as error:  # a template is a program, which can raise anything
             raise RequestError(f"the chat template refuses these messages: {error}") from error
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what the assistant said, for training; here it only has to be let through."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class Tokenizer:
@@ -85,11 +106,14 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text to be continued, with the beginning-of-sequence token where the model has one."""
+        """Return the ids of a text to be continued, with the beginning-of-sequence token where the model has one.
+
+        A text that already begins with that token's own text gets another, as with the reference.
+        """
         return self._encode(text, True)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a conversation, up to where the assistant speaks; the template writes all special tokens."""
+        """Return the ids of a conversation up to where the assistant speaks; the template writes all special tokens."""
         if self.chat_template is None:
             raise RequestError("the model has no chat template: use --no-chat to continue the text as it is")
         if not messages:

@@ -64,6 +64,8 @@ class Weights:
             elif shape != spec.tensors[canonical]:
                 wanted = list(spec.tensors[canonical])
                 raise ModelError(f"tensor {name!r} has the shape {list(shape)}, but config.json asks for {wanted}")
+            elif canonical in self._names:
+                raise ModelError(f"the checkpoint holds one tensor twice, as {self._names[canonical]!r} and {name!r}")
             else:
                 self._names[canonical] = name
         missing = [name for name in spec.tensors if name not in self._names]
@@ -125,7 +127,7 @@ def safetensors_files(folder: Path) -> tuple[list[Path], list[Path]]:
 def _weight_map(index: Path) -> list[str]:
     try:
         names = list(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ModelError(f"{index}: not a weight index ({error}): download it again") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
@@ -169,7 +171,7 @@ def _header(file: Path) -> dict[str, Any]:
             if length > min(_MAX_HEADER, file.stat().st_size):
                 raise ModelError(f"{file}: damaged or truncated (a header of {length} bytes): download it again")
             header = json.loads(stream.read(length), object_pairs_hook=unique)
-    except (struct.error, ValueError, RecursionError) as error:
+    except (OSError, struct.error, ValueError, RecursionError) as error:
         raise ModelError(f"{file}: damaged or truncated (no valid header): download it again") from error
     if not isinstance(header, dict):
         raise ModelError(f"{file}: damaged (its header is no object): download it again")

@@ -1,18 +1,23 @@
 """`backend=eager`: one plain decoder in torch, on the CPU or a CUDA device."""
 
-__all__ = ["EagerConfig", "backends"]
+__all__ = ["EagerConfig", "xinfer_backends"]
 
 from dataclasses import dataclass
 
 from xinfer.backends import Backend, BackendContext
 from xinfer.engine.runner import ModelRunner
+from xinfer.hookspecs import hookimpl
 
 
 @dataclass
 class EagerConfig:
-    """Keys of `backend=eager`."""
+    """Keys of `backend=eager`.
 
-    name: str = "eager"
+    Attributes:
+        device: `auto` takes the first CUDA device if there is one; or `cpu`, `cuda`, `cuda:1`, ...
+        threads: of the CPU; None takes one for each physical core.
+    """
+
     device: str = "auto"
     threads: int | None = None
 
@@ -24,6 +29,7 @@ def create(context: BackendContext) -> ModelRunner:
     return TorchRunner(context)
 
 
-def backends() -> list[Backend]:
+@hookimpl
+def xinfer_backends() -> list[Backend]:
     """Return the backends of this folder."""
     return [Backend("eager", EagerConfig, create, "plain PyTorch, on the CPU or CUDA")]

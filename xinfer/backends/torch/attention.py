@@ -58,14 +58,11 @@ class Decode:
         return self.masks[window]
 
     def _mask(self, window: int | None) -> Tensor | None:
-        bounded = window is not None and window < self.length
-        if not self.ragged and not bounded:
+        width = self.length if window is None else min(window, self.length)
+        if not self.ragged and width == self.length:
             return None
         keys, last = torch.arange(self.length, device=self.slots.device), self.context[:, None]
-        seen = keys < last
-        if bounded:
-            seen &= keys >= last - window
-        return seen[:, None, None]
+        return ((keys < last) & (keys >= last - width))[:, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +143,12 @@ def plan_step(batch: Batch, block_size: int, device: torch.device) -> Step:
         prefills.append(Prefill(int(starts[s]), int(starts[s]) + length, context, slots))
     decode = None
     if len(single):
-        context = batch.context_lens[single]
-        length = int(context.max())
-        places = np.minimum(np.arange(length), context[:, None] - 1)
+        contexts = batch.context_lens[single]
+        longest = int(contexts.max())
+        places = np.minimum(np.arange(longest), contexts[:, None] - 1)
         slots = send(slots_of(batch.block_tables[single], places, block_size))
         rows = send(starts[single]) if prefills else None
-        decode = Decode(rows, slots, send(context), length, bool((context != length).any()))
+        decode = Decode(rows, slots, send(contexts), longest, bool((contexts != longest).any()))
     everything = len(batch.sample_at) == len(batch.token_ids)
     return Step(send(batch.slot_mapping), None if everything else send(batch.sample_at), decode, tuple(prefills))
 

@@ -73,7 +73,8 @@ class Attention(nn.Module):
         qk = rotate(qk, *rotation)
         kv = torch.cat([qk[:, q_heads:], v], 1)
         pool.index_copy_(0, step.slots, kv.flatten(1))
-        return self.o(step.attend(qk[:, :q_heads], kv, pool, self.spec))
+        out: Tensor = self.o(step.attend(qk[:, :q_heads], kv, pool, self.spec))
+        return out
 
 
 class Mlp(nn.Module):
@@ -89,7 +90,8 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] to [T, H]."""
         gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(F.silu(gate) * up)
+        out: Tensor = self.down(F.silu(gate) * up)
+        return out
 
 
 class Layer(nn.Module):
@@ -97,7 +99,6 @@ class Layer(nn.Module):
 
     def __init__(self, spec: LayerSpec, norm_eps: float, load: Load) -> None:
         super().__init__()
-        self.rope = spec.attention.rope
         self.attn_norm = RMSNorm(load("attn_norm.weight"), norm_eps)
         self.attn = Attention(spec.attention, norm_eps, lambda name: load(f"attn.{name}"))
         self.mlp_norm = RMSNorm(load("mlp_norm.weight"), norm_eps)
@@ -106,7 +107,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, step: Step) -> Tensor:
         """[T, H] to [T, H]."""
         x = x + self.attn(self.attn_norm(x), rotation, pool, step)
-        return x + self.mlp(self.mlp_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
 
 
 class Decoder(nn.Module):
@@ -136,8 +138,8 @@ class Decoder(nn.Module):
         """Return float32 logits [K, vocabulary] of the tokens `step.sample_at`; ids and positions are [T]."""
         x = self._embed(token_ids)
         rotations = {rope: self._rotation(rope, positions, x.dtype) for rope in self._frequencies}
-        for layer, pool in zip(self.layers, pools, strict=True):
-            x = layer(x, rotations[layer.rope], pool, step)
+        for layer, spec, pool in zip(self.layers, self.spec.layers, pools, strict=True):
+            x = layer(x, rotations[spec.attention.rope], pool, step)
         if step.sample_at is not None:
             x = x.index_select(0, step.sample_at)
         logits: Tensor = self.head(self.norm(x)).float()

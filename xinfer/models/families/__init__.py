@@ -1,6 +1,6 @@
 """Families of decoders: one file each, found by its name, which is the `model_type` of config.json."""
 
-__all__ = ["Family", "built_in"]
+__all__ = ["Family", "xinfer_model_families"]
 
 import pkgutil
 from collections.abc import Callable, Mapping
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from xinfer.hookspecs import hookimpl
 from xinfer.models.spec import DecoderSpec
 
 Config = Mapping[str, Any]
@@ -29,7 +30,8 @@ class Family:
     rename: Callable[[str], str | None]
 
 
-def built_in() -> list[Family]:
+@hookimpl
+def xinfer_model_families() -> list[Family]:
     """Return the families of this folder; a file whose name begins with `_` is none."""
     names = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")]
     modules = [import_module(f"{__name__}.{name}") for name in names]

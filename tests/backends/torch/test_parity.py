@@ -1,0 +1,301 @@
+"""The torch decoder computes what transformers computes, from the very same folder on disk."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from xinfer.backends import BackendContext
+from xinfer.backends.torch import EagerConfig
+from xinfer.backends.torch.runner import TorchRunner
+from xinfer.engine.scheduler import make_batch
+from xinfer.engine.types import Limits, Request, SamplingParams
+from xinfer.engine.types import Sequence as Tokens
+from xinfer.models.families import xinfer_model_families
+from xinfer.models.model import Model
+from xinfer.testing.tiny import tiny_config, write_folder
+
+TOLERANCE = 1e-4
+PROMPT, STEPS = 48, 32
+SEED = 20
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"factor": 4.0}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-mha": ("llama", {"num_key_value_heads": 4}),
+    "llama-mqa": ("llama", {"num_key_value_heads": 1}),
+    "llama-wide-heads": ("llama", {"head_dim": 24}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-small-vocabulary": ("llama", {"tie_word_embeddings": True, "vocab_size": 64, "eos_token_id": 2}),
+    "llama-attention-bias": ("llama", {"attention_bias": True}),
+    "llama-mlp-bias": ("llama", {"mlp_bias": True}),
+    "llama-linear-type": ("llama", {"rope_scaling": {"type": "linear", **LINEAR}}),
+    "llama-linear-rope-type": ("llama", {"rope_scaling": {"rope_type": "linear", **LINEAR}}),
+    "llama-llama3": ("llama", {"rope_scaling": {"rope_type": "llama3", **LLAMA3}}),
+    "llama-parameters": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "llama-parameters-llama3": (
+        "llama",
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}, "rope_theta": 777.0},
+    ),
+    "mistral": ("mistral", {}),
+    "mistral-odd-window": ("mistral", {"sliding_window": 7, "num_key_value_heads": 1}),
+    "mistral-window-2": ("mistral", {"sliding_window": 2}),
+    "mistral-whole": ("mistral", {"sliding_window": None, "head_dim": 8, "tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-mha-tied": ("qwen2", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "qwen2-window-unused": ("qwen2", {"sliding_window": 8}),
+    "qwen2-later-layers": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen2-layer-types": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3-mqa-bias": ("qwen3", {"num_key_value_heads": 1, "attention_bias": True}),
+    "qwen3-mha-tied": ("qwen3", {"num_key_value_heads": 4, "tie_word_embeddings": True, "head_dim": 16}),
+    "qwen3-windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products are slower on several threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> "Case":
+    family, changes = CASES[request.param]
+    return Case(tmp_path, tiny_config(family, **changes))
+
+
+class Case:
+    """A model on disk, as both sides read it."""
+
+    def __init__(self, root: Path, config: dict[str, Any], seed: int = SEED) -> None:
+        self.root, self.config, self.seed = root, config, seed
+        self.folder = write_folder(root / "model", config, seed)
+
+    def reference(self, dtype: torch.dtype = torch.float32) -> Any:
+        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, attn_implementation="eager").eval()
+
+    def prompt(self, length: int = PROMPT, seed: int = 0) -> list[int]:
+        return np.random.default_rng(seed).integers(0, self.config["vocab_size"], length).tolist()
+
+    def ours(self, dtype: str = "float32", **changes: Any) -> "Runner":
+        """Return our side, of a config with these changes in it if there are any."""
+        folder = write_folder(self.root / "changed", self.config | changes, self.seed) if changes else self.folder
+        return Runner(folder, dtype)
+
+
+class Runner:
+    """A `TorchRunner` whose cache is full of rubbish and whose blocks are handed out in a random order (case N02)."""
+
+    def __init__(self, folder: Path, dtype: str = "float32", seed: int = 0) -> None:
+        model = Model(str(folder), lambda: folder, xinfer_model_families(), dtype=dtype)
+        limits = Limits(max_num_seqs=8, max_num_batched_tokens=512)
+        self.runner = TorchRunner(BackendContext(model, EagerConfig(device="cpu"), limits))
+        with torch.inference_mode():
+            for pool in self.runner.pools:
+                pool[0::3], pool[1::3], pool[2::3] = torch.nan, torch.inf, -torch.inf
+        info = self.runner.info
+        self.block_size = info.block_size
+        self._free = np.random.default_rng(seed).permutation(info.num_blocks).tolist()
+
+    def start(self, prompt: Sequence[int]) -> Tokens:
+        """Return a sequence that has its prompt and nothing computed."""
+        request = Request("r", 0, tuple(prompt), SamplingParams(), 0)
+        return Tokens(request, list(prompt), limit=1 << 20)
+
+    def step(self, sequences: list[Tokens], counts: list[int]) -> list[Tensor]:
+        """Compute the next tokens of these sequences in one batch; return the logits of each one's tokens."""
+        for sequence, count in zip(sequences, counts, strict=True):
+            while len(sequence.blocks) * self.block_size < sequence.num_computed + count:
+                sequence.blocks.append(self._free.pop())
+        batch = make_batch(sequences, counts, self.block_size)
+        everywhere = np.arange(len(batch.token_ids), dtype=np.int32)
+        logits = self.runner.forward(replace(batch, sample_at=everywhere))
+        for sequence, count in zip(sequences, counts, strict=True):
+            sequence.num_computed += count
+        return list(logits.split(counts))
+
+    def greedy(self, prompt: Sequence[int], chunks: Sequence[int], steps: int) -> tuple[list[int], Tensor]:
+        """Prefill in these chunks, then decode; return the new tokens and the logits at every position."""
+        sequence = self.start(prompt)
+        rows = [self.step([sequence], [count])[0] for count in chunks]
+        for _ in range(steps):
+            sequence.token_ids.append(int(rows[-1][-1].argmax()))
+            rows += self.step([sequence], [1])
+        return sequence.output_token_ids, torch.cat(rows)
+
+
+def cut(length: int, rng: np.random.Generator) -> list[int]:
+    """Cut a length into random pieces."""
+    ends = np.flatnonzero(rng.random(length - 1) < 0.15) + 1
+    return np.diff([0, *ends, length]).tolist()
+
+
+@torch.inference_mode()
+def expected(model: Any, token_ids: list[int]) -> Tensor:
+    """Return the reference's logits at every position, computed all at once and without any cache."""
+    logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    return logits.float()
+
+
+def generated(model: Any, prompt: list[int], steps: int) -> list[int]:
+    """Return the tokens that the reference generates greedily, with its own cache."""
+    ids = torch.tensor([prompt])
+    options = {"max_new_tokens": steps, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    output: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0].tolist()
+    return output[len(prompt) :]
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """Return the largest absolute difference; NaN counts as infinite."""
+    return float((ours - theirs).abs().nan_to_num(torch.inf).max())
+
+
+def test_logits_and_greedy_tokens_are_those_of_transformers(case: Case) -> None:
+    reference, prompt = case.reference(), case.prompt()
+    tokens, logits = case.ours().greedy(prompt, [PROMPT], STEPS)
+    theirs = expected(reference, prompt + tokens)
+    assert difference(logits, theirs) <= TOLERANCE
+    assert theirs.std() >= 1
+    assert tokens == generated(reference, prompt, STEPS)
+
+
+def test_it_does_not_matter_how_the_prompt_is_cut(case: Case) -> None:
+    runner, prompt = case.ours(), case.prompt()
+    rng = np.random.default_rng(1)
+    whole = runner.greedy(prompt, [PROMPT], 8)[0]
+    theirs = expected(case.reference(), prompt + whole)
+    for _ in range(3):
+        tokens, logits = runner.greedy(prompt, cut(PROMPT, rng), 8)
+        assert tokens == whole
+        assert difference(logits, theirs) <= TOLERANCE
+
+
+def test_it_does_not_matter_who_shares_the_step(case: Case) -> None:
+    """Sequences of several lengths join at different times, are cut at random and decode between others' chunks."""
+    runner, rng = case.ours(), np.random.default_rng(2)
+    sequences = [runner.start(case.prompt(length, seed=length)) for length in (1, 3, 17, 40, PROMPT)]
+    rows: list[list[Tensor]] = [[] for _ in sequences]
+    for _ in range(24):
+        chosen = [i for i in rng.permutation(len(sequences)) if rng.random() < 0.7]
+        if not chosen:
+            continue
+        counts = []
+        for i in chosen:
+            missing = len(sequences[i].token_ids) - sequences[i].num_computed
+            counts.append(int(rng.integers(1, missing + 1)))
+        for i, logits in zip(chosen, runner.step([sequences[i] for i in chosen], counts), strict=True):
+            rows[i].append(logits)
+            if sequences[i].num_computed == len(sequences[i].token_ids):
+                sequences[i].token_ids.append(int(logits[-1].argmax()))
+    reference = case.reference()
+    for sequence, parts in zip(sequences, rows, strict=True):
+        theirs = expected(reference, sequence.token_ids[: sequence.num_computed])
+        assert difference(torch.cat(parts), theirs) <= TOLERANCE
+        outputs = sequence.output_token_ids
+        assert outputs == theirs[sequence.num_prompt - 1 :].argmax(-1).tolist()[: len(outputs)]
+
+
+PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "rope theta one per cent off": ("llama", {"rope_theta": 10_100.0}),
+    "norm epsilon ten times too large": ("llama", {"rms_norm_eps": 1e-4}),
+    "rope factor one per cent off": ("llama-linear-type", {"rope_scaling": {"type": "linear", "factor": 4.04}}),
+    "rope scaling left out": ("llama-llama3", {"rope_scaling": None}),
+    "llama3's boundary off": (
+        "llama-llama3",
+        {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 1.1}},
+    ),
+    "window one too wide": ("mistral", {"sliding_window": 17}),
+    "window one too narrow": ("mistral", {"sliding_window": 15}),
+    "window left out": ("mistral", {"sliding_window": None}),
+    "window in the wrong layers": ("qwen2-later-layers", {"max_window_layers": 2}),
+    "query/key norm epsilon too large": ("qwen3", {"rms_norm_eps": 1e-4}),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_error_exceeds_the_tolerance(name: str, tmp_path: Path) -> None:
+    base, changes = PLANTED[name]
+    family, own = CASES[base]
+    case = Case(tmp_path, tiny_config(family, **own))
+    _, logits = case.ours(**changes).greedy(case.prompt(), [PROMPT], 0)
+    assert difference(logits, expected(case.reference(), case.prompt())) > 3 * TOLERANCE
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a small model; what transformers refuses (llama's hidden size, an odd width of heads) is left out."""
+    family = draw(st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]))
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    heads = kv_heads * group
+    config = tiny_config(
+        family,
+        vocab_size=draw(st.integers(5, 90)),
+        hidden_size=heads * draw(st.sampled_from([2, 6, 8, 16])),
+        intermediate_size=draw(st.integers(1, 70)),
+        num_hidden_layers=draw(st.integers(1, 3)),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        rms_norm_eps=draw(st.sampled_from([1e-6, 1e-5, 1e-2])),
+        rope_theta=draw(st.sampled_from([100.0, 1e4, 1e6])),
+        tie_word_embeddings=draw(st.booleans()),
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    if family in ("llama", "qwen3"):
+        config |= {"head_dim": draw(st.sampled_from([2, 4, 10, 32])), "attention_bias": draw(st.booleans())}
+    window = draw(st.one_of(st.none(), st.integers(1, 40)))
+    if family == "mistral":
+        config["sliding_window"] = window
+    elif family != "llama" and window:
+        full = draw(st.integers(0, 3))
+        config |= {"use_sliding_window": True, "sliding_window": window, "max_window_layers": full}
+    return config
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(config=configs(), length=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
+def test_any_small_model_agrees_with_transformers(
+    config: dict[str, Any], length: int, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    case = Case(tmp_path_factory.mktemp("drawn"), config, seed)
+    prompt = case.prompt(length, seed)
+    tokens, logits = case.ours().greedy(prompt, cut(length, np.random.default_rng(seed)), 6)
+    assert difference(logits, expected(case.reference(), prompt + tokens)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_bfloat16_strays_from_float32_no_further_than_transformers_does(family: str, tmp_path: Path) -> None:
+    """Two correct bfloat16 decoders round differently, so the bound is the reference's own distance from float32.
+
+    Half as much again is allowed, as the distance is itself a sum of random roundings; what is wrong (a rotation or a
+    sum of squares in bfloat16, say) is several times as far away.
+    """
+    case = Case(tmp_path, tiny_config(family))
+    prompt = case.prompt()
+    tokens, logits = case.ours("bfloat16").greedy(prompt, [20, PROMPT - 20], 16)
+    exact = expected(case.reference(), prompt + tokens)
+    theirs = expected(case.reference(torch.bfloat16), prompt + tokens)
+    assert (logits - exact).square().mean().sqrt() <= 1.5 * (theirs - exact).square().mean().sqrt()

@@ -1,0 +1,56 @@
+"""What several tests need: the real model, and tiny ones."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from xinfer.config import config_folder
+from xinfer.models.sources import resolve
+from xinfer.testing.tiny import tiny_config, write_folder
+
+# The same examples on every run, and no clock: a test must not depend on the machine's speed.
+settings.register_profile(
+    "xinfer", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("xinfer")
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference() -> str:
+    """The default model, as conf/ names it."""
+    lines = (config_folder() / "model" / "smollm2.yaml").read_text().splitlines()
+    return next(line.removeprefix("reference: ") for line in lines if line.startswith("reference: "))
+
+
+@pytest.fixture(scope="session")
+def smollm2_path(smollm2_reference: str) -> Path:
+    """The real model's GGUF file, fetched once into the user's cache."""
+    return resolve(smollm2_reference)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random llama."""
+    return write_folder(tmp_path_factory.mktemp("models") / "llama", tiny_config("llama"), seed=0)
+
+
+@pytest.fixture
+def xinfer(tmp_path: Path):
+    """Run `python -m xinfer` as a process of its own in an empty folder; returns what it printed."""
+
+    def run(*arguments: str, text: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "xinfer", *arguments],
+            cwd=tmp_path,
+            input=text,
+            capture_output=True,
+            text=True,
+            env=os.environ | environment,
+            timeout=240,
+        )
+
+    return run

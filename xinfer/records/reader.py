@@ -1,0 +1,64 @@
+"""Reading a run's folder back, also that of a run that died in the middle of a line."""
+
+__all__ = ["RecordedRun", "read_run"]
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xinfer.errors import UsageError
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A run as its folder tells it.
+
+    Attributes:
+        info: run.json.
+        stats: stats.json; empty if the run never ended.
+        requests: by index, as they were queued.
+        outputs: by index, those that ended.
+        steps: in order.
+    """
+
+    folder: Path
+    info: Entry
+    stats: Entry
+    requests: dict[int, Entry]
+    outputs: dict[int, Entry]
+    steps: list[Entry]
+
+    @property
+    def status(self) -> str:
+        """How it ended; `running` also for a run that was killed."""
+        return str(self.info.get("status", "unknown"))
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """Read a run's folder; one that is none is a `UsageError`."""
+    try:
+        info = json.loads((folder / "run.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder} is no run folder: its run.json can't be read ({error})") from error
+    stats = folder / "stats.json"
+    requests: dict[str, dict[int, Entry]] = {"request": {}, "output": {}}
+    for entry in _lines(folder / "requests.jsonl"):
+        requests[entry["event"]][entry["index"]] = entry
+    rotated = sorted(folder.glob("steps.*.jsonl"), key=lambda path: int(path.name.split(".")[1]))
+    steps = [entry for path in (*rotated, folder / "steps.jsonl") for entry in _lines(path)]
+    figures = json.loads(stats.read_text("utf-8")) if stats.exists() else {}
+    return RecordedRun(folder, info, figures, requests["request"], requests["output"], steps)
+
+
+def _lines(path: Path) -> Iterator[Entry]:
+    """Yield a file's lines; the last one may have been cut off by the end of the process."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as stream:
+        for line in stream:
+            if line.endswith("\n"):
+                yield json.loads(line)

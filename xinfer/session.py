@@ -1,0 +1,175 @@
+"""From a configuration to an engine that is ready: model, tokenizer, backend and limits put together."""
+
+__all__ = ["Session"]
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from time import perf_counter
+from typing import Any
+
+from xinfer.backends import Backend, BackendContext
+from xinfer.config import Config
+from xinfer.engine.engine import Engine, Observers
+from xinfer.engine.runner import ModelRunner
+from xinfer.engine.types import Limits, SamplingParams
+from xinfer.errors import ConfigError, RequestError
+from xinfer.inputs import Prompt
+from xinfer.models.cache import file_sha256
+from xinfer.models.model import Model
+from xinfer.models.sources import resolve
+from xinfer.models.tokenizer import Tokenizer
+from xinfer.plugins import Plugins
+from xinfer.records.provenance import combined
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """A model on a backend. Each part is made when first asked for, so that bad input is refused before any work."""
+
+    def __init__(self, config: Config, plugins: Plugins) -> None:
+        self.config = config
+        self.plugins = plugins
+        self.limits = _limits(config)
+        self.params = _params(config)
+        self.backend: Backend = plugins.backend(config.backend.name)
+        if config.model.load_format not in ("auto", "dummy"):
+            raise ConfigError(f"model.load_format={config.model.load_format!r} is unknown (there are: auto, dummy)")
+        self.model = Model(
+            config.model.reference,
+            lambda: resolve(config.model.reference),
+            plugins.families.values(),
+            dtype=config.model.dtype,
+            load_format=config.model.load_format,
+        )
+        self.context = BackendContext(self.model, config.backend, self.limits)
+
+    @property
+    def computes_checkpoint(self) -> bool:
+        """Whether the backend runs the configured model, rather than something of its own."""
+        return self.backend.tokenizer is None
+
+    def check(self) -> None:
+        """Refuse a model that can't be described, before anything else of it is read."""
+        if self.computes_checkpoint:
+            _ = self.model.spec
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The backend's, or a plugin's for this model, or the checkpoint's."""
+        if self.backend.tokenizer is not None:
+            return self.backend.tokenizer(self.context)  # type: ignore[no-any-return]
+        found = self.plugins.manager.hook.xinfer_tokenizer(model=self.model)
+        return found if found is not None else self.model.tokenizer
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text."""
+        if self.computes_checkpoint:
+            return self.model.eos_token_ids
+        return tuple(getattr(self.tokenizer, "eos_token_ids", ()))
+
+    @cached_property
+    def runner(self) -> ModelRunner:
+        """The backend's runner; making it reads the weights."""
+        started = perf_counter()
+        runner = self.backend.create(self.context)
+        log.info(
+            "model loaded",
+            extra={
+                "seconds": perf_counter() - started,
+                "backend": self.backend.name,
+                "family": self.model.spec.family if self.computes_checkpoint else None,
+                "device": runner.info.device,
+                "dtype": runner.info.dtype,
+                "streaming": False,
+            },
+        )
+        info = runner.info
+        log.info("kv cache", extra={"bytes": info.kv_cache_bytes, "tokens": info.kv_tokens, "blocks": info.num_blocks})
+        return runner
+
+    def engine(self, seed: int, observers: Observers) -> Engine:
+        """Return an engine on the runner."""
+        return Engine(
+            self.runner, self.tokenizer, self.limits, seed=seed, eos_token_ids=self.eos_token_ids, observers=observers
+        )
+
+    def encode(self, prompt: Prompt) -> tuple[list[int], bool]:
+        """Return a prompt's ids, and whether it was taken as a message to an assistant.
+
+        A model without a chat template continues text. A prompt that its context can't hold is refused here, before
+        any weights are read; the engine checks again against what memory leaves.
+        """
+        if prompt.token_ids is not None:
+            ids, chat = list(prompt.token_ids), False
+        else:
+            text = prompt.text or ""
+            wanted = self.config.chat if prompt.chat is None else prompt.chat
+            chat = wanted and getattr(self.tokenizer, "chat_template", None) is not None
+            if chat:
+                system = [{"role": "system", "content": prompt.system}] if prompt.system is not None else []
+                ids = self.tokenizer.encode_chat([*system, {"role": "user", "content": text}])
+            elif prompt.system is not None:
+                raise RequestError(
+                    "a system message needs a chat template: leave out --system, or put it in the prompt"
+                )
+            else:
+                ids = self.tokenizer.encode(text)
+        self._check_length(ids)
+        return ids, chat
+
+    def _check_length(self, ids: Sequence[int]) -> None:
+        if not self.computes_checkpoint:
+            return
+        longest = min(self.model.spec.max_model_len, self.limits.max_model_len or self.model.spec.max_model_len)
+        if len(ids) >= longest:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, but the context holds {longest} with at least one generated: "
+                "shorten it, or take a model with a longer context"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Return what run.json says of the model and the runner."""
+        model: dict[str, Any] = {"reference": self.config.model.reference, "load_format": self.config.model.load_format}
+        if self.computes_checkpoint:
+            spec = self.model.spec
+            model |= {
+                "path": str(self.model.path),
+                "family": spec.family,
+                "parameters": spec.parameters,
+                "layers": len(spec.layers),
+                "notes": self.model.notes(),
+            }
+        info = asdict(self.runner.info)
+        info |= {name: sorted(info[name]) for name in ("levels", "capabilities")}
+        return {"model": model if self.computes_checkpoint else None, "runner": info}
+
+    def hashes(self) -> dict[str, Any]:
+        """Return by name what computes the hashes of all that decides the tokens, besides the code."""
+        if not self.computes_checkpoint:
+            return {"tokenizer": lambda: getattr(self.tokenizer, "content_hash", None)}
+        return {
+            "weights": lambda: combined([file_sha256(path) for path in self.model.files]),
+            "spec": self.model.config_hash,
+            "tokenizer": lambda: getattr(self.tokenizer, "content_hash", None),
+            "template": lambda: getattr(self.tokenizer, "template_hash", None),
+        }
+
+
+def _limits(config: Config) -> Limits:
+    limits = Limits(**vars(config.engine))
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_memory"):
+        value = getattr(limits, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"engine.{name}={value} is out of range: a number above zero is expected")
+    return limits
+
+
+def _params(config: Config) -> SamplingParams:
+    try:
+        return SamplingParams(**vars(config.sampling))
+    except RequestError as error:
+        raise ConfigError(f"sampling.{error}") from None
