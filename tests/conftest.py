@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from xinfer.config import config_folder
+from xinfer.config import default_model
 from xinfer.models.sources import resolve
 from xinfer.testing.tiny import tiny_config, write_folder
 
@@ -20,16 +20,9 @@ settings.load_profile("xinfer")
 
 
 @pytest.fixture(scope="session")
-def smollm2_reference() -> str:
-    """The default model, as conf/ names it."""
-    lines = (config_folder() / "model" / "smollm2.yaml").read_text().splitlines()
-    return next(line.removeprefix("reference: ") for line in lines if line.startswith("reference: "))
-
-
-@pytest.fixture(scope="session")
-def smollm2_path(smollm2_reference: str) -> Path:
+def smollm2_path() -> Path:
     """The real model's GGUF file, fetched once into the user's cache."""
-    return resolve(smollm2_reference)
+    return resolve(default_model())
 
 
 @pytest.fixture(scope="session")

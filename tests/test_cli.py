@@ -1,7 +1,6 @@
 """The command as people use it: real processes where a process is the point, its own function for many small cases."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -284,4 +283,4 @@ def test_device_and_plugins_tell_and_leave_no_files(xinfer, tmp_path: Path):
     for word in ("cpu", "GB/s", "torch"):
         assert word in device.stdout
     assert "xinfer.backends.torch" in plugins.stdout
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ __all__ = [
     "RecordConfig",
     "SamplingConfig",
     "config_folder",
+    "default_model",
     "keys",
     "register",
 ]
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 if TYPE_CHECKING:
     from xinfer.plugins import Plugins
@@ -148,6 +149,11 @@ def config_folder() -> Path:
     package = Path(__file__).resolve().parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
+
+
+def default_model() -> str:
+    """Return the reference of the model that is taken where none is named."""
+    return str(OmegaConf.load(config_folder() / "model" / "smollm2.yaml").reference)
 
 
 def keys(node: Any = Config, prefix: str = "") -> Iterator[str]:

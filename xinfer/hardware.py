@@ -1,39 +1,24 @@
 """What this machine is and what it can do: memory, cores, versions, read bandwidth, matrix products."""
 
 __all__ = [
-    "Gpu",
-    "Hardware",
-    "Speed",
-    "available_memory",
-    "describe",
-    "device_page",
-    "gibibytes",
-    "known_speed",
-    "measure",
-    "onnx_providers",
-    "onnxruntime_shadowed",
-    "peak_memory",
-    "speed",
-    "versions",
-]
+    "Gpu", "Hardware", "Speed", "available_memory", "describe", "device_page", "gibibytes", "known_speed",
+    "measure", "onnx_providers", "onnxruntime_shadowed", "peak_memory", "speed", "versions",
+]  # fmt: skip
 
-import hashlib
 import json
 import logging
-import math
 import os
 import platform
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, replace
-from datetime import date
 from functools import partial
+from hashlib import sha256
 from importlib import import_module, metadata
 from itertools import cycle
 from pathlib import Path
-from time import perf_counter, process_time
-from typing import Any
+from time import perf_counter, strftime
 
 import psutil
 import torch
@@ -42,8 +27,6 @@ log = logging.getLogger(__name__)
 
 _ROOT = Path("/")
 _PACKAGES = "xinfer torch numpy tokenizers safetensors onnxruntime onnxruntime-gpu transformers gguf hydra-core"
-_SETS = "f16c fma avx2 avx_vnni avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_int8 amx_bf16 "
-_SETS += "asimd asimddp i8mm bf16 sve sve2"  # as /proc/cpuinfo spells them; asimd is NEON
 _FILE = "hardware.json"
 _SECONDS, _LONGEST = 1.0, 0.05  # what measuring takes, and what one call in it may take
 
@@ -66,7 +49,7 @@ class Hardware:
     physical_cores: int
     logical_cores: int  # that this process may use, by its affinity and its cgroup's quota
     threads: int  # that torch computes with
-    instruction_sets: tuple[str, ...]
+    instruction_sets: tuple[str, ...]  # as /proc/cpuinfo spells them; asimd is NEON
     torch_kernels: str  # which of its own torch chose, such as AVX512
     memory: int  # bytes, of the machine or its cgroup
     platform: str
@@ -77,16 +60,12 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a device reaches: bytes read a second, operations a second in matrix products, the (ISO) day, and how busy.
-
-    `cpu_share` is the part of its cores' time that measuring got: well below 1, the figures may be far too low.
-    """
+    """What a device reaches: bytes read a second, operations a second in matrix products, and the (ISO) day."""
 
     read_bytes_s: float
     fp32_flop_s: float
     bf16_flop_s: float
     measured: str
-    cpu_share: float = 1.0
 
 
 def available_memory(device: torch.device) -> int:
@@ -102,9 +81,8 @@ def peak_memory() -> int:
     # The second choice is ru_maxrss, which on Linux includes what the process that started this one held.
     if peak := _field(_ROOT / "proc/self/status", "VmHWM").split():
         return int(peak[0]) * 1024
-    import resource  # not on Windows
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+    resource = import_module("resource")  # not on Windows
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if platform.system() == "Darwin" else 1024)
 
 
 def gibibytes(count: float) -> str:
@@ -113,10 +91,9 @@ def gibibytes(count: float) -> str:
 
 
 def _read(path: Path) -> str:
-    try:
+    with suppress(OSError):
         return path.read_text()
-    except OSError:
-        return ""
+    return ""
 
 
 def _field(path: Path, name: str) -> str:
@@ -147,19 +124,12 @@ def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _logical_cores(root: Path) -> int:
-    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroups(root, "cpu"):
         one = _read(folder / "cpu.max") or _read(folder / "cpu.cfs_quota_us") + _read(folder / "cpu.cfs_period_us")
         if found := re.match(r"(\d+)\s+(\d+)", one):  # neither "max" nor -1
-            cores = min(cores, int(found[1]) / int(found[2]))
-    return max(1, math.ceil(cores))
-
-
-def _gpus() -> Iterator[Gpu]:
-    driver = _field(_ROOT / "proc/driver/nvidia/version", r"NVRM version:[^\d]*")
-    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        found = torch.cuda.get_device_properties(i)
-        yield Gpu(found.name, found.total_memory, f"{found.major}.{found.minor}", driver.split(" ")[0] or None)
+            cores = min(cores, -(-int(found[1]) // int(found[2])))
+    return max(1, cores)
 
 
 def describe() -> Hardware:
@@ -168,25 +138,26 @@ def describe() -> Hardware:
     cpu = _field(info, "model name") or platform.processor() or platform.machine()
     if family := _field(info, "cpu family"):  # in a virtual machine the name may be no more than "AMD EPYC"
         cpu += f" (family {family}, model {_field(info, 'model')})"
-    present = (_field(info, "flags") or _field(info, "Features")).split()
+    flags = _field(info, "flags") or _field(info, "Features")
+    driver = _field(_ROOT / "proc/driver/nvidia/version", r"NVRM version:\D*").split(" ")[0] or None
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     total = psutil.virtual_memory().total
     found = Hardware(
         cpu=cpu,
         physical_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         logical_cores=_logical_cores(_ROOT),
         threads=torch.get_num_threads(),
-        instruction_sets=tuple(name for name in _SETS.split() if name in present),
+        instruction_sets=tuple(re.findall(r"\b(f16c|fma|avx\w*|amx_\w+|asimd\w*|i8mm|bf16|sve\w*)\b", flags)),
         torch_kernels=torch.backends.cpu.get_cpu_capability(),
         memory=min([total, *(limit for limit, _ in _cgroup_memory(_ROOT))]),
         platform=platform.platform(),
         python=platform.python_version(),
-        gpus=tuple(_gpus()),
+        gpus=tuple(Gpu(gpu.name, gpu.total_memory, f"{gpu.major}.{gpu.minor}", driver) for gpu in gpus),
         key="",
     )
-    # Memory in whole GiB: from one boot to the next a system keeps a little more or less of it for itself.
-    names = (cpu, found.torch_kernels, str(torch.__version__), *(gpu.name for gpu in found.gpus))
-    counts = (found.physical_cores, found.logical_cores, found.threads, round(total / 2**30))
-    return replace(found, key=hashlib.sha256(repr(names + counts).encode()).hexdigest()[:16])
+    # Memory in whole GiB, for from one boot to the next a system keeps a little more or less of it for itself.
+    determining = replace(found, memory=round(total / 2**30), platform=str(torch.__version__), python="")
+    return replace(found, key=sha256(repr(determining).encode()).hexdigest()[:16])
 
 
 def versions() -> dict[str, str]:
@@ -207,10 +178,9 @@ def onnxruntime_shadowed() -> str | None:
 
 def onnx_providers() -> list[str]:
     """Return the execution providers of ONNX Runtime, most wanted first; none where it can't be imported."""
-    try:
+    with suppress(ImportError, OSError, AttributeError):  # the last: a folder that an uninstall left behind
         return list(import_module("onnxruntime").get_available_providers())
-    except (ImportError, OSError, AttributeError):  # the last: a folder that an uninstall left behind
-        return []
+    return []
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -220,57 +190,69 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     return perf_counter() - started
 
 
-_Work = Iterator[tuple[float, Callable[[], object]]]  # what one call does, in bytes or operations, and the call
+def _reads(device: torch.device) -> Iterator[tuple[float, Callable[[], object]]]:
+    """Yield the bytes and the reading of one window of a buffer far larger than the caches of all cores."""
+    wanted, count = max(512, 64 * torch.get_num_threads()) << 20, 16
+    if device.type == "cuda":
+        wanted, count = 4 << 30, 2  # beside which it takes no time to launch a kernel and wait for it
+    length = max(1 << 20, min(wanted, available_memory(device) // 4)) // 4 // count
+    windows = cycle(torch.ones(count, length, device=device).unbind())  # being written maps the pages
+    yield length * 4, lambda: next(windows).sum()
 
 
-def _reads(device: torch.device) -> _Work:
-    """Yield the reading of one window of a buffer far larger than the caches, which grow with the cores."""
-    wanted = 2 << 30 if device.type == "cuda" else max(512, 64 * torch.get_num_threads()) << 20
-    size = max(1 << 20, min(wanted, available_memory(device) // 4))
-    windows = torch.ones(16, size // 64, device=device).unbind()  # being written maps the pages
-    turn = cycle(windows)
-    yield windows[0].nbytes, lambda: next(turn).sum()
-
-
-def _products(device: torch.device, dtype: torch.dtype) -> _Work:
-    """Yield products of square matrices, twice as large each time, until one takes long."""
-    size, took = 256, 0.0
-    while size < (8192 if device.type == "cuda" else 2048) and 8 * took < _LONGEST:
-        size *= 2
+def _products(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[float, Callable[[], object]]]:
+    """Yield the operations and the product of square matrices, twice as large each time, until the next takes long."""
+    for size in (512, 1024, 2048, 4096, 8192)[: 5 if device.type == "cuda" else 3]:
         matrix = torch.ones(size, size, dtype=dtype, device=device)
         product = partial(torch.mm, matrix, matrix)
-        took = min(_seconds(product, device) for _ in range(3))
         yield 2.0 * size**3, product
+        if 8 * min(_seconds(product, device) for _ in range(3)) > _LONGEST:
+            return
+
+
+@contextmanager
+def _spread() -> Iterator[None]:
+    """Hold torch's threads on a core each; beside other work Linux may leave two on one for seconds, taking turns."""
+    masks: dict[int, set[int]] = {}
+    with suppress(OSError, AttributeError):  # it is not allowed, or not Linux
+        busiest = sorted(psutil.Process().threads(), key=lambda thread: -thread.user_time - thread.system_time)
+        siblings = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+        cores = {_read(_ROOT / siblings.format(cpu)) or cpu: cpu for cpu in sorted(os.sched_getaffinity(0))}
+        for thread, cpu in zip(busiest[: torch.get_num_threads()], cores.values(), strict=False):
+            masks[thread.id] = os.sched_getaffinity(thread.id)
+            os.sched_setaffinity(thread.id, {cpu})
+    try:
+        yield
+    finally:
+        for thread_id, mask in masks.items():
+            with suppress(OSError):  # it has ended
+                os.sched_setaffinity(thread_id, mask)
 
 
 @torch.inference_mode()
 def measure(device: torch.device) -> Speed:
-    """Measure a device in about a second and a half, with torch's threads: the best of many short calls, in turns.
+    """Measure a device in about a second and a half, with torch's threads: the best of many short calls.
 
     Reading is a plain fp32 `sum`: TODO
     """
     kinds = [list(_reads(device)), list(_products(device, torch.float32)), list(_products(device, torch.bfloat16))]
-    best = [0.0] * len(kinds)
-    started, computed = perf_counter(), process_time()
-    while perf_counter() - started < _SECONDS:  # in turns, so that no disturbance spoils all calls of a kind
-        for i, kind in enumerate(kinds):
-            for amount, call in kind:
-                turn = perf_counter() + _SECONDS / 20 / len(kind)
-                while perf_counter() < turn:
-                    best[i] = max(best[i], amount / _seconds(call, device))
-    share = (
-        (process_time() - computed) / (perf_counter() - started) / min(torch.get_num_threads(), _logical_cores(_ROOT))
-    )
-    share = min(1.0, round(share, 2)) if device.type == "cpu" else 1.0
-    return Speed(best[0], best[1], best[2], date.today().isoformat(), share)
+    best, end = [0.0, 0.0, 0.0], perf_counter() + _SECONDS
+    with _spread():
+        while perf_counter() < end:  # in turns, so that no disturbance spoils all calls of a kind
+            for i, kind in enumerate(kinds):
+                for amount, call in kind:
+                    turn = perf_counter() + _SECONDS / 20 / len(kind)
+                    while perf_counter() < turn:
+                        best[i] = max(best[i], amount / _seconds(call, device))
+    return Speed(best[0], best[1], best[2], strftime("%Y-%m-%d"))
 
 
 def _kept(cache: Path) -> dict[str, Speed]:
-    """Return what is kept, by machine and device; nothing where the file is not there or damaged."""
-    try:
-        return {place: Speed(**entry) for place, entry in json.loads(_read(cache / _FILE)).items()}
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        return {}
+    """Return what is kept, by machine and device; nothing where there is no file or a damaged one."""
+    with suppress(ValueError, AttributeError, TypeError, RecursionError):
+        kept = [(place, Speed(**entry)) for place, entry in json.loads(_read(cache / _FILE)).items()]
+        return {place: one for place, one in kept if min(one.read_bytes_s, one.fp32_flop_s, one.bf16_flop_s) > 0}
+    return {}
 
 
 def known_speed(device: torch.device, *, cache: Path) -> Speed | None:
@@ -281,15 +263,14 @@ def known_speed(device: torch.device, *, cache: Path) -> Speed | None:
 def speed(device: torch.device, *, cache: Path, again: bool = False) -> Speed:
     """Return what a device reaches, measured once per machine and number of threads and kept in a file in `cache`.
 
-    Figures from a busy machine hold for their day and are then measured again, as all are where `again` says so. The
-    higher of old and new counts, for a disturbance only lowers it. A cache that can't be written is a warning.
+    With `again` it is measured again, and the higher of old and new counts, for a disturbance only lowers it. A cache
+    that can't be written is a warning.
     """
-    known, today = known_speed(device, cache=cache), date.today().isoformat()
-    if known and not again and (known.cpu_share > 0.8 or known.measured == today):
+    known = known_speed(device, cache=cache)
+    if known and not again:
         return known
     found = measure(device)
-    if known:
-        found = Speed(*map(max, astuple(known), astuple(found)))
+    found = Speed(*map(max, astuple(known or found), astuple(found)))
     kept = _kept(cache) | {f"{describe().key} {device}": found}
     temporary = cache / f"{_FILE}.{os.getpid()}"
     try:
@@ -301,14 +282,13 @@ def speed(device: torch.device, *, cache: Path, again: bool = False) -> Speed:
     return found
 
 
-def device_page(cache: Path, *, again: bool = False) -> dict[str, Any]:
+def device_page(cache: Path, *, again: bool = False) -> dict[str, object]:
     """Return all of this as JSON has it; speeds by device, measured where they are not known."""
-    hardware = describe()
-    devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(len(hardware.gpus)))]
+    devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     return {
-        "hardware": asdict(hardware),
+        "hardware": asdict(describe()),
         "versions": versions(),
-        "speed": {str(device): asdict(speed(device, cache=cache, again=again)) for device in devices},
+        "speed": {name: asdict(speed(torch.device(name), cache=cache, again=again)) for name in devices},
         "onnx_providers": onnx_providers(),
         "onnxruntime_shadowed": onnxruntime_shadowed(),
     }

@@ -1,4 +1,4 @@
-"""Events on standard error and in a run's log: one line each, for people or as JSON. No prompt or text is ever in one."""
+"""Events on standard error and in a run's log: a line each, for people or as JSON. No prompt or answer is in one."""
 
 __all__ = ["configure", "log_to_file"]
 
