@@ -157,9 +157,8 @@ def main() -> None:
         checks = [
             row for m in ("llama", "mistral", "qwen2", "qwen3", shapes[0]) for row in parity(root, m, options.device)
         ]
-        print(
-            "| model | precision | largest / std | mean / std | tokens that differ | |\n| --- | --- | --- | --- | --- | --- |"
-        )
+        print("| model | precision | largest / std | mean / std | tokens that differ | |")
+        print("| --- | --- | --- | --- | --- | --- |")
         for c in checks:
             verdict = "good" if c["good"] else "WRONG"
             differ = f"{c['tokens_differ']} | {verdict}"

@@ -98,7 +98,7 @@ def test_a_tied_model_needs_no_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("differs", [False, True])
 def test_a_tied_models_own_head_is_ignored_and_noted_where_it_differs(differs: bool, tmp_path: Path) -> None:
-    """Case M02."""
+    """Case M02. Of engines that disagree about it we side with config.json; transformers 5 would take the other head."""
     path = write_folder(tmp_path, tiny_config("llama", tie_word_embeddings=True), SEED)
     expected = read_all(path)
     rewrite(path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + np.float32(differs)}))

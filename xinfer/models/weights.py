@@ -44,7 +44,8 @@ class Weights:
         rename: from its names to canonical ones; None for a tensor that is not needed.
 
     A missing, unknown or misshapen tensor is a `ModelError` that names it. Of a tied model with a head of its own the
-    head is ignored, as the reference does; `head_differs` tells whether that changes anything.
+    head is ignored, as config.json says; `head_differs` tells whether that changes anything (then transformers 5 goes
+    against config.json and takes the head, older ones and vLLM do not).
     """
 
     def __init__(self, spec: DecoderSpec, tensors: Tensors, rename: Callable[[str], str | None]) -> None:
