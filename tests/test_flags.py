@@ -33,6 +33,10 @@ NASTY = [
 @given(st.text(st.sampled_from(list("ab'\"\\${}=,: \n#[]日😀~+()"))) | st.text())
 @example("\\\n")
 @example("\\'${x}\\")
+@example("007")
+@example("1e3")
+@example("true")
+@example("/a/b.c")
 def test_a_quoted_value_reaches_a_text_key_as_it_is(value: str):
     if value == "null" or value.startswith(("[", "{")) or "\0" in value:
         return
@@ -65,12 +69,12 @@ def test_the_first_bare_word_is_the_task_and_a_second_is_refused():
 @pytest.mark.parametrize(
     ("words", "override"),
     [
-        (["--max-tokens", "5"], "sampling.max_tokens='5'"),
+        (["--max-tokens", "5"], "sampling.max_tokens=5"),
         (["--model=/a,b/c=d"], "model.reference='/a,b/c=d'"),
-        (["--no-chat"], "chat='false'"),
+        (["--no-chat"], "chat=false"),
         (["--json-stats"], "json_stats='-'"),
-        (["--json-stats=stats.json"], "json_stats='stats.json'"),
-        (["--engine.max_num_seqs", "4"], "engine.max_num_seqs='4'"),
+        (["--json-stats=stats.json"], "json_stats=stats.json"),
+        (["--engine.max_num_seqs", "4"], "engine.max_num_seqs=4"),
         (["--engine.max_model_len=null"], "engine.max_model_len=null"),
         (["+experiment=x"], "+experiment=x"),
         (["~sampling.seed"], "~sampling.seed"),

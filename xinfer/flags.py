@@ -63,6 +63,9 @@ _HYDRA_VALUE = {
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
     *("--experimental-rerun", "--info", "-i", "--shell-completion", "-sc"),
 }
+# What Hydra takes for the text it is: whole numbers as they are usually written, words that mean nothing to it, paths.
+_PLAIN = re.compile(r"0|[1-9][0-9]{0,17}|[A-Za-z/][A-Za-z0-9_/.-]*")
+_WORDS = {"true", "false", "null", "nan", "inf", "infinity"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
@@ -174,7 +177,7 @@ class _Texts:
 
 def quote(value: str) -> str:
     """Return a Hydra value that means exactly this text, whatever is in it; null, a list or an object stays one."""
-    if value == "null" or value.startswith(("[", "{")):
+    if value == "null" or value.startswith(("[", "{")) or (_PLAIN.fullmatch(value) and value.lower() not in _WORDS):
         return value
     # In quotes a backslash counts only before a quote, and before ${, which would be looked up.
     text = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)

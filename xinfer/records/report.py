@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 
 from xinfer.engine.stats import percentile
+from xinfer.hardware import gibibytes
 from xinfer.records.reader import RecordedRun, read_run
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 220, 48, 26
@@ -46,7 +47,7 @@ def write_report(folder: Path) -> Path:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("xinfer.records", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": _number, "bytes": _bytes, "pretty": lambda value: json.dumps(value, indent=2)}
+    environment.filters |= {"number": _number, "bytes": gibibytes, "pretty": lambda value: json.dumps(value, indent=2)}
     page = environment.get_template("report.html.j2").render(
         run=run, info=run.info, stats=run.stats, picture=latency_picture(run), facts=_facts(run), stages=_stages(run)
     )
@@ -154,6 +155,3 @@ def _number(value: float | None) -> str:
         else f"{value:.3g}"
     )
 
-
-def _bytes(value: float | None) -> str:
-    return "–" if value is None else f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
