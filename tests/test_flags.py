@@ -71,7 +71,7 @@ def test_the_first_bare_word_is_the_task_and_a_second_is_refused():
     [
         (["--max-tokens", "5"], "sampling.max_tokens=5"),
         (["--model=/a,b/c=d"], "model.reference='/a,b/c=d'"),
-        (["--no-chat"], "chat=false"),
+        (["--no-chat"], "chat='false'"),
         (["--json-stats"], "json_stats='-'"),
         (["--json-stats=stats.json"], "json_stats=stats.json"),
         (["--engine.max_num_seqs", "4"], "engine.max_num_seqs=4"),

@@ -70,7 +70,10 @@ TEXTS = [
 
 
 def byte_level() -> dict[str, Any]:
-    """Return the metadata of a byte-level BPE, all but `pre`."""
+    """Return the metadata of a byte-level BPE, all but `pre`.
+
+    It has a word that no merges make, which only a tokenizer that ignores them for whole words finds.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -79,7 +82,7 @@ def byte_level() -> dict[str, Any]:
     )
     bpe.train_from_iterator(TEXTS, trainer)
     model = json.loads(bpe.to_str())["model"]
-    tokens = [*sorted(model["vocab"], key=model["vocab"].__getitem__), *SPECIAL]
+    tokens = [*sorted(model["vocab"], key=model["vocab"].__getitem__), "Ġcontrol", *SPECIAL]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": tokens,

@@ -250,16 +250,30 @@ def test_many_requests_share_a_step():
     assert all(outputs[str(n)].token_ids == by_hand([n], SamplingParams(max_tokens=30), derive(0, n)) for n in (0, 255))
 
 
-def test_freed_blocks_are_told_to_the_runner_and_never_while_they_are_held():
+def test_blocks_are_told_to_the_runner_when_nobody_holds_them_any_more():
     running = engine(block_size=4, num_blocks=16, max_model_len=64)
     for n in range(4):
         running.add_request([n] * 5, SamplingParams(max_tokens=40))
+    before = set()
     for _ in running.run():
         held = [block for sequence in running.scheduler.running for block in sequence.blocks]
         assert len(set(held)) == len(held)
-        assert not set(running.runner.freed) & set(held)
+        assert set(running.runner.freed) == before - set(held)
         running.runner.freed.clear()
-    assert running.scheduler.pool.num_free == 16
+        before = set(held)
+    assert before == set()
+
+
+def test_what_was_put_aside_waits_for_another_step_even_if_a_part_of_it_would_fit():
+    tight = engine(Limits(max_num_batched_tokens=6), block_size=4, num_blocks=16, max_model_len=64)
+    for n in range(4):
+        tight.add_request([n] * 5, SamplingParams(max_tokens=40))
+    preemptions = 0
+    for step in tight.run():
+        aside = [sequence for sequence in tight.scheduler.waiting if sequence.state is State.PREEMPTED]
+        assert len(aside) >= step.stats.preemptions
+        preemptions += step.stats.preemptions
+    assert preemptions >= 2
 
 
 # A text resumed

@@ -98,7 +98,7 @@ def test_a_tied_model_needs_no_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("differs", [False, True])
 def test_a_tied_models_own_head_is_ignored_and_noted_where_it_differs(differs: bool, tmp_path: Path) -> None:
-    """Case M02. Of engines that disagree about it we side with config.json; transformers 5 would take the other head."""
+    """Case M02. Engines disagree, and we side with config.json; transformers 5 would take the other head."""
     path = write_folder(tmp_path, tiny_config("llama", tie_word_embeddings=True), SEED)
     expected = read_all(path)
     rewrite(path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + np.float32(differs)}))
@@ -342,12 +342,12 @@ def test_a_damaged_header_never_raises_anything_else(flips: list[tuple[int, int]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_config_leaves_out_is_what_transformers_takes(family: str, tmp_path: Path) -> None:
     needed = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-    config = {name: tiny_config(family)[name] for name in needed} | {"hidden_size": 4096, "num_attention_heads": 32}
+    config = {name: tiny_config(family)[name] for name in needed} | {"hidden_size": 2048, "num_attention_heads": 32}
     (tmp_path / "config.json").write_text(json.dumps(config))
     theirs, ours = AutoConfig.from_pretrained(tmp_path), spec_of(config)
     attention = ours.layers[0].attention
     assert attention.kv_heads == theirs.num_key_value_heads
-    assert attention.head_dim == getattr(theirs, "head_dim", None) or 4096 // 32
+    assert attention.head_dim == getattr(theirs, "head_dim", 2048 // 32)
     assert attention.rope.theta == theirs.rope_parameters["rope_theta"]
     assert attention.window == getattr(theirs, "sliding_window", None)
     assert ours.norm_eps == theirs.rms_norm_eps

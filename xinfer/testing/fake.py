@@ -48,7 +48,8 @@ def _normal(hashes: Words, vocab_size: int) -> Numbers:
 def context_logits(context: Sequence[int], vocab_size: int) -> Numbers:
     """Return the logits [V] that `FakeRunner` gives after these tokens, without cache or batch."""
     tokens = np.array([context], np.int32)
-    return _normal(_hash(tokens, np.array([len(context)])), vocab_size)[0]
+    row: Numbers = _normal(_hash(tokens, np.array([len(context)])), vocab_size)[0]
+    return row
 
 
 class FakeRunner(ModelRunner):
