@@ -54,7 +54,9 @@ def ours(path: Path, dtype: str) -> Generate:
 
 def theirs(path: Path, dtype: str) -> Generate:
     from transformers import AutoModelForCausalLM, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         read = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
