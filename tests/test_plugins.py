@@ -77,7 +77,7 @@ def test_a_strangers_backend_is_there(install):
         (ImportError("no module named 'left_pad'"), "left_pad"),  # G04
         (SystemExit(3), "SystemExit"),
         (module(xinfer_backends=lambda configuration: []), "configuration"),  # G01: an argument that is not there
-        (module(xinfer_bakends=list), "xinfer_bakends"),  # G02: a misspelt hook
+        (module(xinfer_bakends=lambda: [backend("x")]), "xinfer_bakends"),  # G02: a misspelt hook
         (module(xinfer_backends=lambda: 1 / 0), "ZeroDivisionError"),  # G04: raising when called
     ],
 )

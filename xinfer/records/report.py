@@ -154,4 +154,3 @@ def _number(value: float | None) -> str:
         if abs(value) >= 1
         else f"{value:.3g}"
     )
-
