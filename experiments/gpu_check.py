@@ -1,8 +1,8 @@
 """Parity and speed of backend=eager on a device, with random weights alone: `experiments/gpu_check.sh` runs it.
 
 Parity: tiny models of every family, and one of SmolLM2's shape, compute the same prompt and 32 greedy tokens on the
-CPU in float32 and on the device in float32 and bfloat16. In float32 logits agree within 1e-3 of their standard deviation
-and tokens are the same (one is excused where the two likeliest are nearer than twice that). In bfloat16 the mean
+CPU in float32 and on the device in float32 and bfloat16. In float32 logits agree within 1e-3 of their deviation, and
+tokens are the same (one is excused where the two likeliest are nearer than twice that). In bfloat16 the mean
 difference stays under 5 % of the deviation. Speed: the work of `eager_against_transformers.py`, and 256 at once.
 """
 

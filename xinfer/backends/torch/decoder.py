@@ -42,14 +42,11 @@ class Linear(nn.Module):
 
 def packs(weight: Tensor) -> bool:
     """Whether oneDNN can lay out a matrix for this processor; these operators are those that torch.compile uses."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    supported = {
-        torch.float32: lambda: True,
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }
-    return bool(supported[weight.dtype]())
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 class RMSNorm(nn.Module):
