@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from xinfer import hardware
-from xinfer.hardware import Speed, available_memory, describe, device_page, gibibytes, known_speed, speed, versions
+from xinfer.hardware import Speed, available_memory, describe, gibibytes, known_speed, speed, versions
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -282,13 +282,3 @@ def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path, measured: l
     assert speed(CPU, cache=tmp_path / "file" / "below") == FAST
     assert "can't be kept" in caplog.text
     assert known_speed(CPU, cache=tmp_path / "file" / "below") is None
-
-
-def test_the_page_goes_into_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hardware, "measure", lambda device: FAST)
-    page = json.loads(json.dumps(device_page(tmp_path)))
-    assert page["speed"]["cpu"] == asdict(FAST)
-    assert page["hardware"]["key"] == describe().key
-    assert page["versions"] == versions()
-    assert page["onnx_providers"] == hardware.onnx_providers()
-    assert page["onnxruntime_shadowed"] == hardware.onnxruntime_shadowed()

@@ -1,7 +1,7 @@
 """What this machine is and what it can do: memory, cores, versions, read bandwidth, matrix products."""
 
 __all__ = [
-    "Gpu", "Hardware", "Speed", "available_memory", "describe", "device_page", "gibibytes", "known_speed",
+    "Gpu", "Hardware", "Speed", "available_memory", "describe", "gibibytes", "known_speed",
     "measure", "onnx_providers", "onnxruntime_shadowed", "peak_memory", "speed", "versions",
 ]  # fmt: skip
 
@@ -282,15 +282,3 @@ def speed(device: torch.device, *, cache: Path, again: bool = False) -> Speed:
     except OSError as error:
         log.warning("what was measured can't be kept", extra={"cache": str(cache), "error": str(error)})
     return found
-
-
-def device_page(cache: Path, *, again: bool = False) -> dict[str, object]:
-    """Return all of this as JSON has it; speeds by device, measured where they are not known."""
-    devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    return {
-        "hardware": asdict(describe()),
-        "versions": versions(),
-        "speed": {name: asdict(speed(torch.device(name), cache=cache, again=again)) for name in devices},
-        "onnx_providers": onnx_providers(),
-        "onnxruntime_shadowed": onnxruntime_shadowed(),
-    }

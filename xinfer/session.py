@@ -87,6 +87,8 @@ class Session:
                 "streaming": False,
             },
         )
+        for note in self.model.notes if self.computes_checkpoint else ():
+            log.warning(note)
         info = runner.info
         log.info("kv cache", extra={"bytes": info.kv_cache_bytes, "tokens": info.kv_tokens, "blocks": info.num_blocks})
         return runner
@@ -141,7 +143,7 @@ class Session:
                 "family": spec.family,
                 "parameters": spec.parameters,
                 "layers": len(spec.layers),
-                "notes": self.model.notes(),
+                "notes": self.model.notes,
             }
         info = asdict(self.runner.info)
         info |= {name: sorted(info[name]) for name in ("levels", "capabilities")}

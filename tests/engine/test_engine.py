@@ -206,7 +206,7 @@ def test_requests_together_equal_each_alone_whatever_the_limits(requests, shape,
 
 def assert_deltas_make_texts(outputs, steps):
     for name, output in outputs.items():
-        tokens = [token for step in steps for token in step.tokens if token.request_id == name]
+        tokens = [token for step in steps for token in step.tokens if token.request.request_id == name]
         assert tuple(token.token_id for token in tokens) == output.token_ids
         assert "".join(token.text for token in tokens) + output.tail == output.text
 
@@ -533,7 +533,7 @@ def test_observers_hear_tokens_then_results_then_the_step_in_order():
     by_id = {request.request_id: request for request in requests}
     expected = []
     for step in running.run():
-        expected += [(by_id[token.request_id], token) for token in step.tokens]
+        expected += [(by_id[token.request.request_id], token) for token in step.tokens]
         expected += [*step.finished, step, "again"]
     assert heard == expected
     assert sum(isinstance(event, RequestOutput) for event in heard) == 3
@@ -605,3 +605,22 @@ def test_a_results_figures_follow_from_its_times():
             assert stats.decode_tok_s == pytest.approx(len(times) / (times[-1] - times[0]))
         assert stats.prefill_tok_s == pytest.approx(len(prompt) / (times[0] - started))
         assert stats.seed == output.seed == derive(3, i)
+
+
+def test_what_is_computed_again_after_a_preemption_counts_as_prefill():
+    running = engine(block_size=4, num_blocks=8, max_model_len=32)
+    prompts = [[n] * 6 for n in range(1, 4)]
+    for prompt in prompts:
+        running.add_request(prompt, SamplingParams(max_tokens=18, ignore_eos=True))
+    steps = list(running.run())
+    assert sum(step.stats.preemptions for step in steps) > 0
+    generated = sum(len(step.tokens) for step in steps)
+    assert sum(step.stats.decode_tokens for step in steps) < generated
+    computed = sum(step.stats.decode_tokens + step.stats.prefill_tokens for step in steps)
+    assert computed > sum(len(prompt) for prompt in prompts) + generated - len(prompts)
+
+
+@pytest.mark.parametrize("index", [-1, 2**32])
+def test_an_index_out_of_range_is_named(index: int):
+    with pytest.raises(RequestError, match=f"index={index} is out of range"):
+        engine().add_request([1], SamplingParams(), index=index)

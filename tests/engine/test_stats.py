@@ -107,8 +107,9 @@ def test_a_run_of_one_request_has_its_figures():
     for name in [*same.split(), "ttft_ms", "tpot_ms", "e2e_ms"]:
         assert figures[name] == pytest.approx(getattr(stats, name)), name
     assert figures["output_tok_s"] == 4
-    assert figures["itl_ms"] == {
-        "method": "linear",
+    assert figures["percentiles"]["method"] == "linear"
+    assert figures["itl_ms"] == 0
+    assert figures["percentiles"]["itl_ms"] == {
         "count": 7,
         "p50": 0,
         "p95": pytest.approx(340),
@@ -123,11 +124,11 @@ def test_a_run_of_several_adds_up_tokens_and_times_over_those_that_have_them():
     assert (figures["requests"], figures["prompt_tokens"], figures["generated_tokens"]) == (3, 12, 3)
     assert (figures["prefill_ms"], figures["decode_ms"]) == (1000, 2000)
     assert (figures["prefill_tok_s"], figures["decode_tok_s"], figures["output_tok_s"]) == (6, 1, 1)
-    assert (figures["ttft_ms"], figures["tpot_ms"], figures["itl_ms"]["count"]) == (1000, 2000, 1)
+    assert (figures["ttft_ms"], figures["tpot_ms"], figures["percentiles"]["itl_ms"]["count"]) == (1000, 2000, 1)
 
 
 def test_a_run_without_requests_has_no_data_rather_than_an_error():
     figures = summarize([], 0.0)
-    assert (figures["requests"], figures["generated_tokens"], figures["itl_ms"]["count"]) == (0, 0, 0)
+    assert (figures["requests"], figures["generated_tokens"], figures["percentiles"]["itl_ms"]["count"]) == (0, 0, 0)
     empty = "prefill_ms decode_ms prefill_tok_s decode_tok_s output_tok_s ttft_ms tpot_ms queue_ms e2e_ms"
     assert [figures[name] for name in empty.split()] == [None] * 9

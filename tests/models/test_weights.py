@@ -93,7 +93,7 @@ def test_a_tied_model_needs_no_head(tmp_path: Path) -> None:
     path = write_folder(tmp_path, tiny_config("llama", tie_word_embeddings=True), SEED)
     assert model(path).spec.tied
     assert "head.weight" not in set(model(path).weights)
-    assert model(path).notes() == []
+    assert model(path).notes == []
 
 
 @pytest.mark.parametrize("differs", [False, True])
@@ -105,7 +105,7 @@ def test_a_tied_models_own_head_is_ignored_and_noted_where_it_differs(differs: b
     found = read_all(path)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
-    assert [("tied" in note, "head" in note) for note in model(path).notes()] == [(True, True)] * differs
+    assert [("tied" in note, "head" in note) for note in model(path).notes] == [(True, True)] * differs
 
 
 def test_frequencies_that_old_checkpoints_store_are_not_needed(folder: Path) -> None:
@@ -120,14 +120,14 @@ def test_only_files_that_the_index_names_are_read_and_others_are_reported(stray:
     expected = read_all(sharded)
     save_file({n: t + 1 for n, t in tiny_weights(tiny_config("qwen2"), SEED).items()}, sharded / stray)
     assert all(np.array_equal(array, expected[name]) for name, array in read_all(sharded).items())
-    assert any(stray in note for note in model(sharded).notes())
+    assert any(stray in note for note in model(sharded).notes)
 
 
 def test_without_an_index_the_file_with_the_usual_name_is_read(folder: Path) -> None:
     expected = read_all(folder)
     save_file({"other": np.zeros(3)}, folder / "consolidated.safetensors")
     assert read_all(folder).keys() == expected.keys()
-    assert any("consolidated.safetensors" in note for note in model(folder).notes())
+    assert any("consolidated.safetensors" in note for note in model(folder).notes)
 
 
 # --- files that are refused -----------------------------------------------------------------------------------------

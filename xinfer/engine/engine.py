@@ -99,6 +99,8 @@ class Engine:
             index: which request of the run this is, from which its seed is derived; by default the next one.
         """
         index = self._added if index is None else index
+        if not 0 <= index < 2**32:
+            raise RequestError(f"index={index} is out of range: a whole number below 2**32 is expected")
         seed = derive(self.seed, index) if params.seed is None else int(params.seed)
         prompt = self._checked(prompt_token_ids, params.max_tokens)
         request = Request(f"{index}", index, prompt, params, seed, frozenset() if params.ignore_eos else self._eos)
@@ -128,7 +130,7 @@ class Engine:
             times.append(perf_counter())
             tokens = sample(logits, plan.sampled)
         times += [perf_counter()] * (4 - len(times))
-        return self._output(plan, tokens, times)
+        return self._told(self._output(plan, tokens, times))
 
     def run(self) -> Iterator[StepOutput]:
         """Step until nothing is left to do."""
@@ -136,48 +138,51 @@ class Engine:
             yield self.step()
 
     def _output(self, plan: Schedule, tokens: list[int | None], times: list[float]) -> StepOutput:
-        """Give each sequence its token, end those that are done, and tell the observers."""
-        queue = len(self.scheduler.waiting)
-        prefill = sum(n for s, n in zip(plan.sequences, plan.counts, strict=True) if s.num_computed < s.num_prompt)
+        """Give each sequence its token and end those that are done."""
+        waiting, decode = len(self.scheduler.waiting), sum(map(_decodes, plan.sequences, plan.counts))
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
             sequence.num_computed += count
         finished, self._aborted = self._aborted, []
-        news: list[tuple[Request, TokenOutput]] = []
+        news: list[TokenOutput] = []
         for sequence, token in zip(plan.sampled, tokens, strict=True):
             if token is None:
                 sequence.error = "the model's logits are not finite (NaN or infinity) at this position"
                 finished.append(self._finish(sequence, FinishReason.ERROR))
                 continue
             reason, text = self._append(sequence, token, times[-1])
-            request = sequence.request
-            news.append((request, TokenOutput(request.request_id, request.index, token, text)))
+            news.append(TokenOutput(sequence.request, token, text))
             if reason is not None:
                 finished.append(self._finish(sequence, reason))
-        used, free = self.scheduler.pool.num_used, self.scheduler.pool.num_free
         if freed := self.scheduler.take_freed():
             self.runner.free(freed)
-        decode = sum(plan.counts) - prefill
-        stats = StepStats(
-            step=self._steps,
+        stats = self._stats(plan, decode, waiting, [*times, perf_counter()])
+        return StepOutput(tuple(news), tuple(finished), stats)
+
+    def _stats(self, plan: Schedule, decode: int, waiting: int, times: list[float]) -> StepStats:
+        prefill = sum(plan.counts) - decode
+        self._steps += 1
+        return StepStats(
+            step=self._steps - 1,
             time=times[0],
             stage="mixed" if prefill and decode else "prefill" if prefill else "decode" if decode else "idle",
             prefill_tokens=prefill,
             decode_tokens=decode,
             batch_size=len(plan.sequences),
-            scheduler_queue_length=queue,
+            scheduler_queue_length=waiting,
             preemptions=plan.preemptions,
             kv_tokens=int(plan.batch.context_lens.sum()),
-            kv_blocks_used=used,
-            kv_blocks_free=free,
-            **_milliseconds([*times, perf_counter()]),
+            kv_blocks_used=self.scheduler.pool.num_used,
+            kv_blocks_free=self.scheduler.pool.num_free,
+            **_milliseconds(times),
         )
-        self._steps += 1
-        output = StepOutput(tuple(token for _, token in news), tuple(finished), stats)
-        for request, news_token in news:  # only now, when all is in order, so that an observer may abort
-            for on_token in self.observers.on_token:
-                on_token(request, news_token)
-        for result in finished:
-            for on_finished in self.observers.on_request_finished:
+
+    def _told(self, output: StepOutput) -> StepOutput:
+        """Tell the observers, now that all is in order, so that one of them may abort a request."""
+        for on_token in self.observers.on_token:
+            for token in output.tokens:
+                on_token(token.request, token)
+        for on_finished in self.observers.on_request_finished:
+            for result in output.finished:
                 on_finished(result)
         for on_step in self.observers.on_step:
             on_step(output)
@@ -253,6 +258,11 @@ class Engine:
                 f"{longest}: lower max_tokens, or leave it null to fill the context"
             )
         return tuple(int(t) for t in prompt)
+
+
+def _decodes(sequence: Seq, count: int) -> bool:
+    """Whether a step computes just the token that was generated last, rather than a prompt, or a text once more."""
+    return count == 1 and sequence.num_prompt <= sequence.num_computed == len(sequence.token_ids) - 1
 
 
 def _milliseconds(times: list[float]) -> dict[str, float]:

@@ -13,6 +13,7 @@ class BlockPool:
         assert block_size > 0
         self.num_blocks, self.block_size = num_blocks, block_size
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._held = [False] * num_blocks
 
     @property
     def num_free(self) -> int:
@@ -34,16 +35,20 @@ class BlockPool:
         if missing > len(self._free):
             return False
         for _ in range(missing):
-            sequence.blocks.append(self._free.pop())
+            block = self._free.pop()
+            self._held[block] = True
+            sequence.blocks.append(block)
         return True
 
     def release(self, sequence: Sequence) -> list[int]:
         """Take all of a sequence's blocks back and return them."""
         blocks, sequence.blocks = sequence.blocks, []
         self._free.extend(reversed(blocks))
+        for block in blocks:
+            self._held[block] = False
         sequence.num_computed = 0
         return blocks
 
     def only_free(self, blocks: list[int]) -> list[int]:
         """Return those of `blocks` that nobody holds, each once."""
-        return sorted(set(blocks).intersection(self._free))
+        return sorted({block for block in blocks if not self._held[block]})

@@ -4,7 +4,7 @@ A token is a function of (row of logits, parameters, seed, position) alone. The 
 id: two backends whose logits differ in the last digits then differ in the ends of the intervals, never in their order.
 """
 
-__all__ = ["sample"]
+__all__ = ["effective", "pick", "sample"]
 
 from collections.abc import Sequence as Rows
 
@@ -57,9 +57,7 @@ def _draw(logits: Tensor, sequences: list[Sequence], use_k: bool, use_p: bool, u
 def pick(kept: Candidates, u: Tensor) -> Tensor:
     """Return for each row the first candidate at which the CDF exceeds u: ids [K] int64, from u [K] in [0, 1)."""
     cdf = kept.weights.cumsum(1)
-    total = cdf[:, -1:]
-    target = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    column = torch.searchsorted(cdf, target, right=True)
+    column = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)  # u < 1, so the product rounds below the sum
     return (column if kept.ids is None else kept.ids.gather(1, column))[:, 0]
 
 

@@ -116,9 +116,9 @@ def make_batch(sequences: list[Sequence], counts: list[int], block_size: int) ->
     owner = np.repeat(np.arange(len(sequences)), length)
     slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
     complete = context == np.array([len(s.token_ids) for s in sequences], np.int32)
-    tokens = [t for s, n in zip(sequences, counts, strict=True) for t in s.token_ids[s.num_computed :][:n]]
+    new = (s.token_ids[s.num_computed : s.num_computed + n] for s, n in zip(sequences, counts, strict=True))
     return Batch(
-        token_ids=np.array(tokens, np.int32),
+        token_ids=np.array([token for tokens in new for token in tokens], np.int32),
         positions=positions,
         query_starts=np.concatenate([np.zeros(1, np.int32), ends]),
         context_lens=context,

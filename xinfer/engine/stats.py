@@ -72,10 +72,16 @@ def summarize(stats: Sequence[GenerateStats], duration_s: float) -> dict[str, An
     """Return the figures of a whole run: one request's own, or sums and percentiles over several.
 
     Sums are over requests, so `prefill_ms` of several requests that ran at once exceeds the time that passed;
-    `output_tok_s` is what the run as a whole delivered in `duration_s`.
+    `output_tok_s` is what the run as a whole delivered in `duration_s`. Times are medians over requests (`itl_ms`: over
+    the gaps between tokens), with their other percentiles, method and sample counts under `percentiles`.
     """
-    ttft, tpot = [s.ttft_ms for s in stats], [s.tpot_ms for s in stats]
-    gaps = [gap for s in stats for gap in s.itl_ms]
+    samples: dict[str, list[float | None]] = {
+        "queue_ms": [s.queue_ms for s in stats],
+        "ttft_ms": [s.ttft_ms for s in stats],
+        "tpot_ms": [s.tpot_ms for s in stats],
+        "e2e_ms": [s.e2e_ms for s in stats],
+        "itl_ms": [gap for s in stats for gap in s.itl_ms],
+    }
     generated = sum(s.generated_tokens for s in stats)
     prefill, decode = _total([s.prefill_ms for s in stats]), _total([s.decode_ms for s in stats])
     return {
@@ -84,21 +90,19 @@ def summarize(stats: Sequence[GenerateStats], duration_s: float) -> dict[str, An
         "prompt_tokens": sum(s.prompt_tokens for s in stats),
         "cached_tokens": sum(s.cached_tokens for s in stats),
         "generated_tokens": generated,
-        "queue_ms": percentile([s.queue_ms for s in stats], 50),
         "prefill_ms": prefill,
         "decode_ms": decode,
         "prefill_tok_s": _rate(sum(s.prompt_tokens - s.cached_tokens for s in stats if s.prefill_ms), prefill),
         "decode_tok_s": _rate(sum(s.generated_tokens for s in stats if s.decode_ms), decode),
         "output_tok_s": generated / duration_s if duration_s else None,
-        "ttft_ms": percentile(ttft, 50),
-        "tpot_ms": percentile(tpot, 50),
-        "itl_ms": {
-            "method": "linear",
-            "count": len(gaps),
-            **{f"p{q}": percentile(gaps, q) for q in (50, 95, 99)},
-        },
-        "e2e_ms": percentile([s.e2e_ms for s in stats], 50),
+        **{name: percentile(values, 50) for name, values in samples.items()},
+        "percentiles": {"method": "linear"} | {name: _spread(values) for name, values in samples.items()},
     }
+
+
+def _spread(samples: Sequence[float | None]) -> dict[str, float | None]:
+    count = sum(sample is not None for sample in samples)
+    return {"count": count} | {f"p{q}": percentile(samples, q) for q in (50, 95, 99)}
 
 
 def _total(values: Sequence[float | None]) -> float | None:

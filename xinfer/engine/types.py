@@ -238,8 +238,7 @@ class Batch:
 class TokenOutput:
     """One token of one request, with the text that became certain with it."""
 
-    request_id: str
-    index: int
+    request: Request
     token_id: int
     text: str
 
@@ -267,7 +266,8 @@ class RequestOutput:
 class StepStats:
     """What one step did and how long its parts took, in milliseconds; the parts add up to `step_ms`.
 
-    `kv_tokens` counts the tokens whose keys and values the step reads: each sequence's context.
+    `kv_tokens` counts the tokens whose keys and values the step reads: each sequence's context. `time` is that of
+    `time.perf_counter()` when the step began. Tokens computed again after a preemption count as prefill.
     """
 
     step: int

@@ -104,8 +104,9 @@ class Model:
             return []
         return [self.path] if self.path.is_file() else safetensors_files(self.path)[0]
 
+    @cached_property
     def notes(self) -> list[str]:
-        """Return what a user should know about how the checkpoint was read."""
+        """What a user should know about how the checkpoint was read."""
         notes = []
         if isinstance(self._source, ModelFolder) and self.load_format == "auto":
             if stray := self._source.stray_files():

@@ -4,16 +4,11 @@ __all__ = ["run"]
 
 import json
 import logging
-import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from xinfer import hardware
 from xinfer.config import Config
@@ -22,15 +17,15 @@ from xinfer.engine.random import fresh_seed
 from xinfer.engine.sampler import effective
 from xinfer.engine.stats import summarize
 from xinfer.engine.types import FinishReason, RequestOutput, SamplingParams, StepOutput
-from xinfer.errors import UsageError, XinferError
+from xinfer.errors import XinferError
 from xinfer.inputs import Prompt
-from xinfer.logs import log_to_file
-from xinfer.models.cache import cache_folder
-from xinfer.records import RunRecord, redacted, write_report
+from xinfer.records import RunRecord, write_report
 from xinfer.records.provenance import Provenance
 from xinfer.session import Session
 from xinfer.tasks import Job
 from xinfer.tasks.console import Progress, TextWriter, show_summary
+from xinfer.tasks.recording import recording, replay_command
+from xinfer.tasks.roofline import Roofline
 
 log = logging.getLogger(__name__)
 
@@ -59,49 +54,11 @@ def run(config: Config, job: Job) -> int:
         write_report(record.folder)
     if config.json_stats is not None:
         _write_json_stats(config.json_stats, figures)
-    show_summary(figures, _replay_command(config, job, record, seed), record.folder)
+    show_summary(figures, replay_command(job, record, seed), record.folder)
     failed = [o for o in generation.outputs if o.finish_reason is FinishReason.ERROR]
     for output in failed:
         print(f"xinfer: request {output.index} failed: {output.error}", file=sys.stderr)
     return 3 if failed else 0
-
-
-@contextmanager
-def recording(record: RunRecord, job: Job) -> Iterator[dict[str, Any]]:
-    """Keep a run's log and hooks, and its end, however it ends; yields the figures, to be filled in."""
-    figures: dict[str, Any] = {}
-    record.update(
-        task=job.resolved["task"],
-        command=["python", "-m", "xinfer", *job.overrides],
-        config=redacted(job.resolved),
-        versions=hardware.versions(),
-        hardware=asdict(hardware.describe()),
-        plugins=[asdict(plugin) for plugin in job.plugins.loaded],
-    )
-    handler = log_to_file(record.folder / "xinfer.log") if record.folder is not None else None
-    if record.folder is not None:
-        _write_hydra_files(record.folder / ".hydra", job)
-    job.plugins.tell("xinfer_on_run_start", record.run())
-    status = "failed"
-    try:
-        yield figures
-        status = "completed"
-    except UsageError:
-        status = "refused"
-        raise
-    except (KeyboardInterrupt, BrokenPipeError):
-        status = "interrupted"
-        raise
-    finally:
-        if job.plugins.silenced:
-            record.update(silenced_plugins=dict(job.plugins.silenced))
-        record.finish(status, figures)
-        job.plugins.tell("xinfer_on_run_end", record.run(figures))
-        if handler is not None:
-            logging.getLogger("xinfer").removeHandler(handler)
-            handler.close()
-        if status == "refused":
-            record.discard()
 
 
 class Generation:
@@ -113,7 +70,7 @@ class Generation:
         self._queued: list[str] = []
         self.writer = TextWriter(sys.stdout, silent=config.bench_only)
         self.engine: Engine
-        self._steps = _StepTotals()
+        self._roofline = Roofline()
         self._started = perf_counter()
 
     def start(self, seed: int) -> dict[str, Any]:
@@ -123,7 +80,7 @@ class Generation:
         self.provenance = Provenance(self.session.hashes())
         plugins = self.job.plugins.observers()
         observers = Observers(
-            on_step=(self.record.step, self._steps.add, *plugins.on_step),
+            on_step=(self.record.step, self._roofline.add, *plugins.on_step),
             on_token=plugins.on_token,
             on_request_finished=(self.record.output, *plugins.on_request_finished),
         )
@@ -164,7 +121,7 @@ class Generation:
 
     def _show(self, step: StepOutput) -> None:
         for token in step.tokens:
-            self.writer.write(token.index, token.text)
+            self.writer.write(token.request.index, token.text)
         for output in step.finished:
             self.outputs.append(output)
             self.writer.finish(output.index, output.tail)
@@ -184,39 +141,7 @@ class Generation:
         figures = summarize([output.stats for output in self.outputs], perf_counter() - self._started)
         figures["peak_memory_bytes"] = hardware.peak_memory()
         self.record.update(**self.provenance.result())
-        return figures | self._steps.roofline(self.session)
-
-
-class _StepTotals:
-    """Adds up what decode steps had to read, for the roofline."""
-
-    def __init__(self) -> None:
-        self.count, self.milliseconds, self.kv_tokens = 0, 0.0, 0
-
-    def add(self, output: StepOutput) -> None:
-        """Count a step, if it only decoded."""
-        if output.stats.stage == "decode":
-            self.count += 1
-            self.milliseconds += output.stats.step_ms
-            self.kv_tokens += output.stats.kv_tokens
-
-    def roofline(self, session: Session) -> dict[str, Any]:
-        """Return how long decode steps would take if all they did was read weights and cache, as a share of theirs."""
-        info = session.runner.info
-        if not self.count or not info.step_read_bytes:
-            return {"roofline": None}
-        speed = hardware.speed(_torch_device(info.device), cache=cache_folder())
-        read = self.count * info.step_read_bytes + self.kv_tokens * info.kv_token_bytes
-        floor = read / speed.read_bytes_s * 1e3
-        return {
-            "roofline": {
-                "read_bytes_per_step": round(read / self.count),
-                "read_bandwidth_bytes_s": speed.read_bytes_s,
-                "floor_ms_per_step": floor / self.count,
-                "step_ms": self.milliseconds / self.count,
-                "share": floor / self.milliseconds,
-            }
-        }
+        return figures | {"roofline": self._roofline.figures(self.session.runner.info)}
 
 
 _ENDINGS = {
@@ -225,12 +150,6 @@ _ENDINGS = {
     FinishReason.ABORT: "aborted",
     FinishReason.ERROR: "request failed",
 }
-
-
-def _torch_device(name: str) -> Any:
-    import torch
-
-    return torch.device(name)
 
 
 def _params(params: SamplingParams, prompt: Prompt) -> SamplingParams:
@@ -242,12 +161,6 @@ def _effective(params: SamplingParams) -> dict[str, Any]:
     return values | {"summary": effective(params)}
 
 
-def _write_hydra_files(folder: Path, job: Job) -> None:
-    folder.mkdir(exist_ok=True)
-    for name, content in (("config", job.resolved), ("hydra", job.hydra), ("overrides", list(job.overrides))):
-        OmegaConf.save(OmegaConf.create(redacted(content)), folder / f"{name}.yaml")
-
-
 def _write_json_stats(target: str, figures: dict[str, Any]) -> None:
     line = json.dumps(figures, default=str)
     if target == "-":
@@ -257,25 +170,3 @@ def _write_json_stats(target: str, figures: dict[str, Any]) -> None:
         Path(target).expanduser().write_text(line + "\n", "utf-8")
     except OSError as error:
         raise XinferError(f"json_stats={target!r}: can't be written ({error.strerror})") from error
-
-
-def _replay_command(config: Config, job: Job, record: RunRecord, seed: int) -> str | None:
-    """Return the command that runs the same again, or None where the record does not hold the texts."""
-    if record.folder is None or config.record.text != "full":
-        return None
-    kept = [o for o in job.overrides if o.partition("=")[0] not in ("sampling.seed", "task", "chat")]
-    words = [
-        "python",
-        "-m",
-        "xinfer",
-        *kept,
-        f"sampling.seed={seed}",
-        "--requests",
-        _short(record.folder) + "/requests.jsonl",
-    ]
-    return shlex.join(words)
-
-
-def _short(path: Path) -> str:
-    """Return a path relative to where the user stands, if it is below."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,81 @@
+"""A task's run around its work: what is written when it begins, and however it ends; and how to run it again."""
+
+__all__ = ["recording", "replay_command"]
+
+import logging
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from xinfer import hardware
+from xinfer.errors import UsageError
+from xinfer.logs import log_to_file
+from xinfer.records import RunRecord, redacted
+from xinfer.tasks import Job
+
+
+@contextmanager
+def recording(record: RunRecord, job: Job) -> Iterator[dict[str, Any]]:
+    """Keep a run's log and hooks, and its end, however it ends; yields the figures, to be filled in.
+
+    A run that is refused before it computed anything (a `UsageError`) leaves no folder.
+    """
+    figures: dict[str, Any] = {}
+    record.update(
+        task=job.resolved["task"],
+        command=["python", "-m", "xinfer", *job.overrides],
+        config=redacted(job.resolved),
+        versions=hardware.versions(),
+        hardware=asdict(hardware.describe()),
+        plugins=[asdict(plugin) for plugin in job.plugins.loaded],
+    )
+    handler = log_to_file(record.folder / "xinfer.log") if record.folder is not None else None
+    if record.folder is not None:
+        _write_hydra_files(record.folder / ".hydra", job)
+    job.plugins.tell("xinfer_on_run_start", record.run())
+    status = "failed"
+    try:
+        yield figures
+        status = "completed"
+    except UsageError:
+        status = "refused"
+        raise
+    except (KeyboardInterrupt, BrokenPipeError):
+        status = "interrupted"
+        raise
+    finally:
+        if job.plugins.silenced:
+            record.update(silenced_plugins=dict(job.plugins.silenced))
+        record.finish(status, figures)
+        job.plugins.tell("xinfer_on_run_end", record.run(figures))
+        if handler is not None:
+            logging.getLogger("xinfer").removeHandler(handler)
+            handler.close()
+        if status == "refused":
+            record.discard()
+
+
+def _write_hydra_files(folder: Path, job: Job) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, content in (("config", job.resolved), ("hydra", job.hydra), ("overrides", list(job.overrides))):
+        OmegaConf.save(OmegaConf.create(redacted(content)), folder / f"{name}.yaml")
+
+
+def replay_command(job: Job, record: RunRecord, seed: int) -> str | None:
+    """Return the command that runs the same again, or None where the record does not hold the texts.
+
+    The prompts' texts, stop strings and seeds come from the record; what was changed on the command line is repeated.
+    """
+    if record.folder is None or job.resolved["record"]["text"] != "full":
+        return None
+    folder = record.folder
+    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    kept = [word for word in job.overrides if word.partition("=")[0] not in ("sampling.seed", "task", "chat")]
+    return shlex.join(
+        ["python", "-m", "xinfer", *kept, f"sampling.seed={seed}", "--requests", str(shown / "requests.jsonl")]
+    )
