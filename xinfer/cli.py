@@ -36,7 +36,8 @@ INTERRUPTED = 130
 USAGE = """usage: python -m xinfer [TASK] [--flag value] [--dotted.key value] [key=value ...] [-m] [-]
 
 Generates text: on standard output what the model says, on standard error everything else. - reads the prompt from
-standard input; -m runs every combination of values separated by commas. README.md tells more."""
+standard input; -m runs every combination of values separated by commas. A value with = , : # or spaces in it goes in
+quotes twice, "key='a=b'"; --dotted.key takes it as it is. README.md tells more."""
 
 
 def main() -> NoReturn:

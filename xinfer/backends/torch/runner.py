@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,10 +41,11 @@ class TorchRunner(ModelRunner):
             torch.set_num_threads(context.config.threads)
         weights = context.model.weights
         element = self.dtype.itemsize
-        _check_fits(spec.parameters * element, self.device)
+        again = spec.vocab_size * spec.hidden_size if spec.tied and self.device.type == "cpu" else 0  # see `Linear`
+        _check_fits((spec.parameters + again) * element, self.device)
         started = perf_counter()
-        with torch.inference_mode():
-            self.model = Decoder(spec, Reader(weights, self.device, self.dtype).load)
+        with torch.inference_mode(), Reader(weights, self.device, self.dtype) as reader:
+            self.model = Decoder(spec, reader.load)
         resident = sum(p.numel() * p.element_size() for p in self.model.parameters())
         log.info(
             "weights on the device",
@@ -94,6 +96,12 @@ class Reader:
         self._weights, self._ahead = weights, 8 * workers
         self._names: Iterator[str] = iter(weights)
         self._pending = {name: self._pool.submit(weights.load, name) for name in self._next(self._ahead)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
     def _next(self, count: int) -> list[str]:
         return [name for name, _ in zip(self._names, range(count), strict=False)]
