@@ -284,3 +284,33 @@ def test_device_and_plugins_tell_and_leave_no_files(xinfer, tmp_path: Path):
         assert word in device.stdout
     assert "xinfer.backends.torch" in plugins.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from xinfer import Backend, hookimpl
+from xinfer.testing.fake import FakeRunner, FakeTokenizer
+
+@dataclass
+class Keys:
+    api_key: str | None = None
+
+@hookimpl
+def xinfer_backends():
+    return [Backend("remote", Keys, lambda context: FakeRunner(), tokenizer=lambda context: FakeTokenizer())]
+"""
+
+
+def test_secrets_of_a_plugin_are_shown_nowhere(xinfer, tmp_path: Path):
+    site = tmp_path / "site"
+    (site / "remote-1.dist-info").mkdir(parents=True)
+    (site / "remote-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: remote\nVersion: 1\n")
+    (site / "remote-1.dist-info" / "entry_points.txt").write_text("[xinfer]\nremote = remote\n")
+    (site / "remote.py").write_text(PLUGIN)
+    words = ["-m", "backend=remote", "backend.api_key=hunter2,hunter3", "--prompt", "a", "--max-tokens", "3"]
+    done = xinfer(*words, PYTHONPATH=str(site))
+    assert done.returncode == 0, done.stderr
+    files = [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
+    everything = done.stdout + done.stderr + "".join(path.read_text("utf-8") for path in files)
+    assert "api_key=<redacted>" in everything
+    assert "hunter" not in everything

@@ -25,9 +25,9 @@ from omegaconf.errors import OmegaConfBaseException
 from xinfer import config as configs
 from xinfer.errors import ConfigError, UsageError, XinferError, nearest
 from xinfer.flags import CommandLine, flags_help, parse, quote
-from xinfer.inputs import Prompt
 from xinfer.logs import configure
 from xinfer.plugins import Plugins, load_plugins
+from xinfer.records import redacted
 from xinfer.tasks import Job
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def _job(config: DictConfig, line: CommandLine, plugins: Plugins) -> int:
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     if hydra_config.mode == RunMode.MULTIRUN:
-        return _job_process(list(hydra_config.overrides.task), folder, line.prompts)
+        return _job_process(list(hydra_config.overrides.task), folder, line)
     if missing := OmegaConf.missing_keys(config):
         raise ConfigError(f"{', '.join(sorted(missing))} must be given, as key=value")
     typed: Any = OmegaConf.to_object(config)
@@ -138,15 +138,23 @@ def _help(plugins: Plugins) -> str:
     return "\n".join([USAGE, "", "Flags:", flags_help(), "", "Groups (group=choice):", *lines])
 
 
-def _job_process(overrides: list[str], folder: Path, prompts: list[Prompt]) -> int:
+def _job_process(overrides: list[str], folder: Path, line: CommandLine) -> int:
     """Run a sweep's job. Texts reach it through standard input, so that no command line or file shows them."""
-    print(f"xinfer: {folder.name}: {' '.join(overrides)}", file=sys.stderr)
-    command = [sys.executable, "-m", "xinfer", *overrides, f"hydra.run.dir={quote(str(folder))}"]
-    lines = "".join(prompt.to_json() + "\n" for prompt in prompts)
+    _redact(folder.parent / "multirun.yaml")
+    print(f"xinfer: {folder.name}: {' '.join(redacted(overrides))}", file=sys.stderr)
+    flags = [word for word in line.hydra if word not in ("-m", "--multirun")]
+    command = [sys.executable, "-m", "xinfer", *flags, *overrides, f"hydra.run.dir={quote(str(folder))}"]
+    lines = "".join(prompt.to_json() + "\n" for prompt in line.prompts)
     done = subprocess.run([*command, *(["--requests", "-"] if lines else [])], input=lines, text=True, check=False)
     if done.returncode:
-        _say(f"job {folder.name} ({' '.join(overrides)}) failed with exit code {done.returncode}")
+        _say(f"job {folder.name} ({' '.join(redacted(overrides))}) failed with exit code {done.returncode}")
     return done.returncode
+
+
+def _redact(path: Path) -> None:
+    """Hide the secrets in a file that Hydra has written."""
+    if path.is_file():
+        OmegaConf.save(OmegaConf.create(redacted(OmegaConf.to_container(OmegaConf.load(path)))), path)
 
 
 def _worded(error: Exception, line: CommandLine, plugins: Plugins) -> UsageError:

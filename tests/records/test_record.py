@@ -95,6 +95,10 @@ def test_secrets_are_hidden_and_token_counts_are_not():
         "password": None,
     }
     hidden = {"hf_token": "<redacted>", "max_tokens": 5, "password": None}
+    assert redacted(["backend.api_key=x=y", "sampling.max_tokens=5"]) == [
+        "backend.api_key=<redacted>",
+        "sampling.max_tokens=5",
+    ]
     assert redacted(config) == hidden | {"nested": [{"api_key": "<redacted>", "skip_special_tokens": True}]}
 
 
@@ -145,3 +149,11 @@ def test_run_json_is_never_half_written(tmp_path: Path):
         record.update(number=i)
         assert json.loads((tmp_path / "run.json").read_text())["number"] == i
     assert [path.name for path in tmp_path.glob(".run*")] == []
+
+
+def test_a_folder_that_holds_a_run_is_not_written_into(tmp_path: Path):
+    generate(tmp_path).finish("completed", {})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match="already holds a run"):
+        RunRecord(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -19,6 +19,7 @@ from xinfer.errors import ConfigError
 
 SCHEMA = 1
 _ROTATE = 64 << 20  # bytes of steps.jsonl, after which it becomes steps.1.jsonl and a new one begins
+_HIDDEN = "<redacted>"
 _SECRET = re.compile(r"(token|secret|password|passwd|credential|api_?key|access_?key)s?$", re.IGNORECASE)
 
 
@@ -49,6 +50,8 @@ class RunRecord:
         self._step_lines: IO[str] | None = None
         self.info: dict[str, Any] = {"schema": SCHEMA, "status": "running", "started": self._started.isoformat()}
         if folder is not None:
+            if (folder / "run.json").exists():
+                raise ConfigError(f"{folder} already holds a run: name another folder")
             folder.mkdir(parents=True, exist_ok=True)
             self.info["id"] = folder.name
             self._requests = _append(folder / "requests.jsonl")
@@ -135,10 +138,13 @@ class RunRecord:
 
 
 def redacted(config: Any) -> Any:
-    """Return a config with every value hidden whose key sounds like a secret."""
+    """Return a config with every value hidden whose key sounds like a secret, in `key=value` overrides too."""
     if isinstance(config, dict):
-        return {k: "<redacted>" if _secret(k) and v is not None else redacted(v) for k, v in config.items()}
-    return [redacted(value) for value in config] if isinstance(config, list) else config
+        return {k: _HIDDEN if _secret(k) and v is not None else redacted(v) for k, v in config.items()}
+    if isinstance(config, list | tuple):
+        return [redacted(value) for value in config]
+    key, equals, _ = config.partition("=") if isinstance(config, str) else ("", "", "")
+    return f"{key}={_HIDDEN}" if equals and _secret(key.rpartition(".")[2]) else config
 
 
 def _secret(key: object) -> bool:

@@ -1,6 +1,6 @@
 """What a person sees: text on standard output as it comes, progress and tables on standard error."""
 
-__all__ = ["Progress", "TextWriter", "show_summary", "stderr"]
+__all__ = ["Progress", "TextWriter", "console", "show_summary"]
 
 import sys
 from pathlib import Path
@@ -16,11 +16,11 @@ from rich.markup import escape
 from xinfer.hardware import gibibytes
 
 
-def stderr() -> rich.console.Console:
-    """Return a console on standard error; where it is no terminal, lines have room."""
-    return rich.console.Console(
-        stderr=True, soft_wrap=True, highlight=False, width=None if sys.stderr.isatty() else 160
-    )
+def console(stderr: bool = False) -> rich.console.Console:
+    """Return a console on standard output or standard error; where that is no terminal, lines have room."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 160
+    return rich.console.Console(stderr=stderr, soft_wrap=True, highlight=False, width=width)
 
 
 class TextWriter:
@@ -69,7 +69,7 @@ class Progress:
                 rich.progress.TextColumn("{task.completed} tokens, at most {task.total}"),
             ]
         enabled = sys.stderr.isatty() and not busy
-        self._bar = rich.progress.Progress(*columns, console=stderr(), transient=True, disable=not enabled)
+        self._bar = rich.progress.Progress(*columns, console=console(stderr=True), transient=True, disable=not enabled)
         self._task = self._bar.add_task(what, total=total)
 
     def __enter__(self) -> Self:
@@ -94,12 +94,12 @@ def show_summary(figures: dict[str, Any], replay: str | None, folder: Path | Non
     table.add_column(style="dim")
     for name, value, unit in _rows(figures):
         table.add_row(name, value, unit)
-    console = stderr()
-    console.print(table)
+    page = console(stderr=True)
+    page.print(table)
     if folder is not None:
-        console.print(f"record  {escape(str(folder))}")
+        page.print(f"record  {escape(str(folder))}")
     if replay is not None:
-        console.print(f"replay  {escape(replay)}")
+        page.print(f"replay  {escape(replay)}")
 
 
 def _rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -5,7 +5,6 @@ __all__ = ["run"]
 from pathlib import Path
 
 import rich.box
-import rich.console
 import rich.table
 import torch
 
@@ -14,11 +13,12 @@ from xinfer.config import Config
 from xinfer.hardware import Speed, gibibytes
 from xinfer.models.cache import cache_folder
 from xinfer.tasks import Job
+from xinfer.tasks.console import console
 
 
 def run(config: Config, job: Job) -> int:
     """Print the page on standard output; speeds are measured anew, and the best of all times is remembered."""
-    console = rich.console.Console(highlight=False, soft_wrap=True)
+    page = console()
     cache, machine = cache_folder(), hardware.describe()
     cpu = torch.device("cpu")
     table = rich.table.Table(box=rich.box.SIMPLE, show_header=False, pad_edge=False)
@@ -40,11 +40,11 @@ def run(config: Config, job: Job) -> int:
     table.add_row("backends", ", ".join(sorted(job.plugins.backends)))
     table.add_row("plugins", ", ".join(plugin.name for plugin in job.plugins.loaded))
     table.add_row("cache", str(_short(cache)))
-    console.print(table)
+    page.print(table)
     if warning := hardware.onnxruntime_shadowed():
-        console.print(f"warning: {warning}", markup=False)
+        page.print(f"warning: {warning}", markup=False)
     for name, reason in job.plugins.failed.items():
-        console.print(f"warning: plugin {name} could not be loaded: {reason}", markup=False)
+        page.print(f"warning: plugin {name} could not be loaded: {reason}", markup=False)
     return 0
 
 

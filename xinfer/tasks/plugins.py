@@ -3,24 +3,24 @@
 __all__ = ["run"]
 
 import rich.box
-import rich.console
 import rich.table
 
 from xinfer.config import Config
 from xinfer.tasks import Job
+from xinfer.tasks.console import console
 
 
 def run(config: Config, job: Job) -> int:
     """Print the page on standard output."""
-    console = rich.console.Console(highlight=False, soft_wrap=True)
+    page = console()
     table = rich.table.Table("plugin", "package", "version", "hooks", box=rich.box.SIMPLE, pad_edge=False)
     for plugin in job.plugins.loaded:
         hooks = ", ".join(name.removeprefix("xinfer_") for name in plugin.hooks)
         table.add_row(plugin.name, plugin.distribution, plugin.version, hooks)
-    console.print(table)
+    page.print(table)
     for name, backend in sorted(job.plugins.backends.items()):
-        console.print(f"backend  {name}  {backend.summary}", markup=False)
-    console.print(f"families  {', '.join(sorted(job.plugins.families))}", markup=False)
+        page.print(f"backend  {name}  {backend.summary}", markup=False)
+    page.print(f"families  {', '.join(sorted(job.plugins.families))}", markup=False)
     for name, reason in job.plugins.failed.items():
-        console.print(f"failed  {name}  {reason}", markup=False)
+        page.print(f"failed  {name}  {reason}", markup=False)
     return 0

@@ -28,7 +28,7 @@ def recording(record: RunRecord, job: Job) -> Iterator[dict[str, Any]]:
     figures: dict[str, Any] = {}
     record.update(
         task=job.resolved["task"],
-        command=["python", "-m", "xinfer", *job.overrides],
+        command=["python", "-m", "xinfer", *redacted(job.overrides)],
         config=redacted(job.resolved),
         versions=hardware.versions(),
         hardware=asdict(hardware.describe()),
@@ -62,7 +62,7 @@ def recording(record: RunRecord, job: Job) -> Iterator[dict[str, Any]]:
 
 def _write_hydra_files(folder: Path, job: Job) -> None:
     folder.mkdir(exist_ok=True)
-    for name, content in (("config", job.resolved), ("hydra", job.hydra), ("overrides", list(job.overrides))):
+    for name, content in (("config", job.resolved), ("hydra", job.hydra), ("overrides", job.overrides)):
         OmegaConf.save(OmegaConf.create(redacted(content)), folder / f"{name}.yaml")
 
 
@@ -77,5 +77,13 @@ def replay_command(job: Job, record: RunRecord, seed: int) -> str | None:
     shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     kept = [word for word in job.overrides if word.partition("=")[0] not in ("sampling.seed", "task", "chat")]
     return shlex.join(
-        ["python", "-m", "xinfer", *kept, f"sampling.seed={seed}", "--requests", str(shown / "requests.jsonl")]
+        [
+            "python",
+            "-m",
+            "xinfer",
+            *redacted(kept),
+            f"sampling.seed={seed}",
+            "--requests",
+            str(shown / "requests.jsonl"),
+        ]
     )
