@@ -294,23 +294,45 @@ from xinfer.testing.fake import FakeRunner, FakeTokenizer
 @dataclass
 class Keys:
     api_key: str | None = None
+    fails: bool = False
+
+class Failing(FakeRunner):
+    def forward(self, batch):
+        raise RuntimeError("the wire was cut")
 
 @hookimpl
 def xinfer_backends():
-    return [Backend("remote", Keys, lambda context: FakeRunner(), tokenizer=lambda context: FakeTokenizer())]
+    make = lambda context: Failing() if context.config.fails else FakeRunner()
+    return [Backend("remote", Keys, make, tokenizer=lambda context: FakeTokenizer())]
 """
 
 
-def test_secrets_of_a_plugin_are_shown_nowhere(xinfer, tmp_path: Path):
+@pytest.fixture
+def remote(xinfer, tmp_path: Path):
+    """Run the command with a backend installed that has a secret, and can fail."""
     site = tmp_path / "site"
     (site / "remote-1.dist-info").mkdir(parents=True)
     (site / "remote-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: remote\nVersion: 1\n")
     (site / "remote-1.dist-info" / "entry_points.txt").write_text("[xinfer]\nremote = remote\n")
     (site / "remote.py").write_text(PLUGIN)
-    words = ["-m", "backend=remote", "backend.api_key=hunter2,hunter3", "--prompt", "a", "--max-tokens", "3"]
-    done = xinfer(*words, PYTHONPATH=str(site))
+    return lambda *words: xinfer(*words, "--prompt", "a", "--max-tokens", "3", PYTHONPATH=str(site))
+
+
+def test_secrets_of_a_plugin_are_shown_nowhere(remote, tmp_path: Path):
+    done = remote("-m", "backend=remote", "backend.api_key=hunter2,hunter3")
     assert done.returncode == 0, done.stderr
     files = [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
     everything = done.stdout + done.stderr + "".join(path.read_text("utf-8") for path in files)
     assert "api_key=<redacted>" in everything
     assert "hunter" not in everything
+
+
+def test_a_backend_that_fails_is_one_line_and_its_traceback_is_in_the_record(remote, tmp_path: Path):
+    done = remote("backend=remote", "backend.fails=true")
+    assert done.returncode == 3
+    assert "RuntimeError: the wire was cut" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    (folder,) = (f.parent for f in (tmp_path / "outputs").rglob("run.json"))
+    assert read_run(folder).status == "failed"
+    assert read_run(folder).requests[0]["prompt"] == "a"
+    assert "Traceback" in (folder / "xinfer.log").read_text()

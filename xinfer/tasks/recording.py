@@ -4,6 +4,7 @@ __all__ = ["recording", "replay_command"]
 
 import logging
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,6 +18,8 @@ from xinfer.errors import UsageError
 from xinfer.logs import log_to_file
 from xinfer.records import RunRecord, redacted
 from xinfer.tasks import Job
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -47,6 +50,10 @@ def recording(record: RunRecord, job: Job) -> Iterator[dict[str, Any]]:
         raise
     except (KeyboardInterrupt, BrokenPipeError):
         status = "interrupted"
+        raise
+    except Exception:
+        if handler is not None:  # the user gets one line; where it came from is for the record
+            handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "the run failed", (), sys.exc_info()))
         raise
     finally:
         if job.plugins.silenced:
