@@ -3,6 +3,7 @@
 __all__ = ["main", "run"]
 
 import gc
+import io
 import logging
 import os
 import re
@@ -43,6 +44,8 @@ quotes twice, "key='a=b'"; --dotted.key takes it as it is. README.md tells more.
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 1 a check failed, 2 wrong usage, 3 failed at run time, 130 interrupted."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale says: a model may say anything
     code = run(sys.argv[1:])
     gc.freeze()  # else Python looks through all of torch for garbage on its way out: 0.4 s
     sys.exit(code)

@@ -17,18 +17,20 @@ from torch import Tensor
 from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec
 
+Slots = Tensor | slice  # of a pool: indices, or a stretch
+
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
     """One sequence with several new tokens, `start` up to `end` of the step, at the end of `context` tokens.
 
-    `slots` [context] says where they lie; it is None where all are new, so that nothing need be read back.
+    `slots` says where they lie; it is None where all are new, so that nothing need be read back.
     """
 
     start: int
     end: int
     context: int
-    slots: Tensor | None
+    slots: Slots | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +39,15 @@ class Decode:
 
     Attributes:
         rows: [S] their places in the step, or None where the step has no others.
-        slots: [S, L] where their tokens lie. Places beyond a sequence's end repeat its last slot, so that whatever an
-            unused slot holds is never read: a weight of zero times NaN would be NaN.
+        slots: S * L places where their tokens lie. Those beyond a sequence's end repeat its last slot, so that whatever
+            an unused slot holds is never read: a weight of zero times NaN would be NaN.
         context: [S] tokens of each.
         length: L.
         ragged: whether the contexts differ.
     """
 
     rows: Tensor | None
-    slots: Tensor
+    slots: Slots
     context: Tensor
     length: int
     ragged: bool
@@ -61,7 +63,7 @@ class Decode:
         width = self.length if window is None else min(window, self.length)
         if not self.ragged and width == self.length:
             return None
-        keys, last = torch.arange(self.length, device=self.slots.device), self.context[:, None]
+        keys, last = torch.arange(self.length, device=self.context.device), self.context[:, None]
         return ((keys < last) & (keys >= last - width))[:, None, None]
 
 
@@ -93,8 +95,8 @@ class Step:
 
     def _decode(self, q: Tensor, pool: Tensor, spec: AttentionSpec, decode: Decode) -> Tensor:
         """All heads that share keys are taken as queries of one head: nothing is repeated for them."""
-        rows, heads, dim = len(decode.slots), spec.kv_heads, spec.head_dim
-        kv = pool.index_select(0, decode.slots.view(-1)).view(rows, decode.length, 2, heads, dim)
+        rows, heads, dim = len(decode.context), spec.kv_heads, spec.head_dim
+        kv = _read(pool, decode.slots).view(rows, decode.length, 2, heads, dim)
         k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)  # [S, G, L, D]
         grouped = q.reshape(rows, heads, -1, dim)  # [S, G, Q / G, D]
         out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=decode.mask(spec.window), scale=spec.scale)
@@ -102,7 +104,7 @@ class Step:
 
     def _prefill(self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, part: Prefill) -> Tensor:
         length, heads, dim = part.end - part.start, spec.kv_heads, spec.head_dim
-        seen = kv[part.start : part.end] if part.slots is None else pool.index_select(0, part.slots)
+        seen = kv[part.start : part.end] if part.slots is None else _read(pool, part.slots)
         k, v = seen.view(part.context, 2, heads, dim).permute(1, 2, 0, 3)[:, None]  # [1, G, context, D]
         queries = q[part.start : part.end].transpose(0, 1)[None]  # [1, Q, length, D]
         whole = length == part.context and (spec.window is None or spec.window >= length)
@@ -116,6 +118,11 @@ class Step:
             enable_gqa=heads != spec.heads,
         )
         return out[0].transpose(0, 1).reshape(length, -1)
+
+
+def _read(pool: Tensor, slots: Slots) -> Tensor:
+    """Return keys and values of these slots: a view where they lie side by side, else a copy."""
+    return pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
 
 
 def _causal(length: int, context: int, window: int | None, device: torch.device) -> Tensor:
@@ -132,6 +139,10 @@ def plan_step(batch: Batch, block_size: int, device: torch.device) -> Step:
     def send(array: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(array).to(device, torch.int64)
 
+    def place(slots: NDArray[np.int64]) -> Slots:
+        beside = slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all())
+        return slice(int(slots[0]), int(slots[-1]) + 1) if beside else send(slots)
+
     starts, lengths = batch.query_starts[:-1], np.diff(batch.query_starts)
     single = np.flatnonzero(lengths == 1)
     prefills = []
@@ -139,14 +150,14 @@ def plan_step(batch: Batch, block_size: int, device: torch.device) -> Step:
         context, length = int(batch.context_lens[s]), int(lengths[s])
         slots = None
         if context != length:
-            slots = send(slots_of(batch.block_tables[s], np.arange(context), block_size))
+            slots = place(slots_of(batch.block_tables[s], np.arange(context), block_size))
         prefills.append(Prefill(int(starts[s]), int(starts[s]) + length, context, slots))
     decode = None
     if len(single):
         contexts = batch.context_lens[single]
         longest = int(contexts.max())
         places = np.minimum(np.arange(longest), contexts[:, None] - 1)
-        slots = send(slots_of(batch.block_tables[single], places, block_size))
+        slots = place(slots_of(batch.block_tables[single], places, block_size).reshape(-1))
         rows = send(starts[single]) if prefills else None
         decode = Decode(rows, slots, send(contexts), longest, bool((contexts != longest).any()))
     everything = len(batch.sample_at) == len(batch.token_ids)
