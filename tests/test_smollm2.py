@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +10,14 @@ import torch
 from xinfer.backends import BackendContext
 from xinfer.backends.torch import EagerConfig
 from xinfer.backends.torch.runner import TorchRunner
+from xinfer.config import Config, ModelConfig
 from xinfer.engine.engine import Engine
 from xinfer.engine.types import Limits, SamplingParams
+from xinfer.inputs import Prompt
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
+from xinfer.plugins import load_plugins
+from xinfer.session import Session
 
 CHATS = [
     "Explain gravity in one sentence.",
@@ -127,3 +132,20 @@ def test_bfloat16_stays_near_float32(smollm2_path: Path, model: Model, runner: T
     exact, rounded = (generate(r, model, [prompt], temperature=0, max_tokens=8)[0] for r in (runner, other))
     assert exact == rounded
     assert other.info.resident_weight_bytes * 2 == runner.info.resident_weight_bytes
+
+
+def test_a_stop_string_that_is_a_special_token_ends_the_text(smollm2_path: Path):  # T04
+    plugins = load_plugins(allowed="")
+    config = Config(task="generate", model=ModelConfig(reference=str(smollm2_path)))
+    config.sampling.temperature = 0.0
+    config.backend = SimpleNamespace(name="eager", device="cpu", threads=None)
+    session = Session(config, plugins)
+    # The model's own end of a turn, which its end-of-sequence ids must not be needed for.
+    params = session.params_of(Prompt("x", stop=("<|im_end|>", "@@never@@")))
+    assert params.stop == ("<|im_end|>", "@@never@@")
+    engine = Engine(session.runner, session.tokenizer, session.limits)
+    engine.add_request(session.encode(Prompt("What is the capital of France?"))[0], params)
+    (output,) = [output for step in engine.run() for output in step.finished]
+    assert output.text == "The capital of France is Paris."
+    assert output.finish_reason == "stop"
+    assert session.tokenizer.decode(output.token_ids[-1:], skip_special_tokens=False) == "<|im_end|>"

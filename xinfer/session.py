@@ -4,7 +4,7 @@ __all__ = ["Session"]
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from time import perf_counter
 from typing import Any
@@ -98,6 +98,16 @@ class Session:
         return Engine(
             self.runner, self.tokenizer, self.limits, seed=seed, eos_token_ids=self.eos_token_ids, observers=observers
         )
+
+    def params_of(self, prompt: Prompt) -> SamplingParams:
+        """Return one request's parameters: the configured ones, with its own stop strings and seed.
+
+        A stop string that is a special token, which the text leaves out, ends it as a token.
+        """
+        special = getattr(self.tokenizer, "special_ids", {})
+        ids = tuple(special[stop] for stop in prompt.stop if stop in special)
+        stop_token_ids = (*self.params.stop_token_ids, *ids)
+        return replace(self.params, stop=prompt.stop, seed=prompt.seed, stop_token_ids=stop_token_ids)
 
     def encode(self, prompt: Prompt) -> tuple[list[int], bool]:
         """Return a prompt's ids, and whether it was taken as a message to an assistant.

@@ -131,6 +131,12 @@ class Tokenizer:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """Special tokens, which `decode` leaves out, by their text."""
+        added = self.backend.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    @cached_property
     def content_hash(self) -> str:
         """Hash of everything that decides which ids a text has."""
         return hashlib.sha256(self.backend.to_str().encode()).hexdigest()

@@ -39,7 +39,7 @@ def run(config: Config, job: Job) -> int:
     prompts = [replace(p, text=DEFAULT_PROMPT) if p.text is None and p.token_ids is None else p for p in job.prompts]
     prompts = prompts or [Prompt(DEFAULT_PROMPT)]
     record = RunRecord(job.folder if config.record.enabled else None, config.record.text, config.record.steps)
-    requests = [(prompt, *session.encode(prompt), _params(session.params, prompt)) for prompt in prompts]
+    requests = [(prompt, *session.encode(prompt), session.params_of(prompt)) for prompt in prompts]
     seed = session.params.seed if session.params.seed is not None else fresh_seed()
     with recording(record, job) as figures:
         generation = Generation(config, session, record, job)
@@ -150,10 +150,6 @@ _ENDINGS = {
     FinishReason.ABORT: "aborted",
     FinishReason.ERROR: "request failed",
 }
-
-
-def _params(params: SamplingParams, prompt: Prompt) -> SamplingParams:
-    return replace(params, stop=prompt.stop, seed=prompt.seed)
 
 
 def _effective(params: SamplingParams) -> dict[str, Any]:
