@@ -187,7 +187,7 @@ def test_bad_usage_is_one_clear_line_and_exit_code_2(say, monkeypatch, words: li
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1, err
-    assert not list(Path("outputs").rglob("run.json"))
+    assert not list(Path("outputs").rglob("*.json*"))
 
 
 def test_what_is_wrong_with_a_model_or_request_is_said_before_weights_are_read(say, tiny_llama: Path, tmp_path: Path):
@@ -212,7 +212,7 @@ def test_what_is_wrong_with_a_model_or_request_is_said_before_weights_are_read(s
         assert (code, out) == (2, ""), (words, err)
         assert message in err
         assert len(err.strip().splitlines()) == 1, err
-        assert not list(tmp_path.rglob("run.json")), words
+        assert not list((tmp_path / "outputs").rglob("*.json*")), words
 
 
 def test_no_text_of_a_prompt_is_in_any_log(say, monkeypatch, tiny_llama: Path, tmp_path: Path):

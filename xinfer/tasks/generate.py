@@ -38,9 +38,9 @@ def run(config: Config, job: Job) -> int:
     session.check()
     prompts = [replace(p, text=DEFAULT_PROMPT) if p.text is None and p.token_ids is None else p for p in job.prompts]
     prompts = prompts or [Prompt(DEFAULT_PROMPT)]
-    record = RunRecord(job.folder if config.record.enabled else None, config.record.text, config.record.steps)
     requests = [(prompt, *session.encode(prompt), session.params_of(prompt)) for prompt in prompts]
     seed = session.params.seed if session.params.seed is not None else fresh_seed()
+    record = RunRecord(job.folder if config.record.enabled else None, config.record.text, config.record.steps)
     with recording(record, job) as figures:
         generation = Generation(config, session, record, job)
         figures |= generation.start(seed)
@@ -153,7 +153,7 @@ _ENDINGS = {
 
 
 def _effective(params: SamplingParams) -> dict[str, Any]:
-    values = {k: v for k, v in asdict(params).items() if k not in ("seed", "stop", "extra")}
+    values = {k: v for k, v in asdict(params).items() if k not in ("seed", "stop")}
     return values | {"summary": effective(params)}
 
 
