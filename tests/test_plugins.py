@@ -15,7 +15,7 @@ from xinfer.backends import Backend
 from xinfer.config import Config, ModelConfig, config_folder, register
 from xinfer.engine.engine import Engine
 from xinfer.engine.types import Limits, SamplingParams
-from xinfer.errors import PluginError
+from xinfer.errors import PluginError, RequestError
 from xinfer.hookspecs import hookimpl
 from xinfer.inputs import Prompt
 from xinfer.plugins import load_plugins
@@ -204,3 +204,53 @@ def test_the_end_of_a_run_is_told_though_one_listener_raises(install):
     )
     load_plugins().tell("xinfer_on_run_end", "a run")
     assert seen == ["a run"]
+
+
+class Ban:
+    """Forbids a token to the requests that ask for it."""
+
+    name = "ban"
+
+    def check(self, arguments):
+        if not isinstance(arguments, int):
+            raise RequestError(f"extra.ban={arguments!r}: a token id is expected")
+
+    def apply(self, logits, sequences):
+        for row, sequence in enumerate(sequences):
+            if (token := sequence.request.params.extra.get("ban")) is not None:
+                logits[row, token] = float("-inf")
+        return logits
+
+
+def test_a_logits_processor_changes_the_rows_that_ask_and_no_others(install):
+    install(ban=module(xinfer_logits_processors=lambda info: [Ban()]))
+    runner = FakeRunner()
+    processors = load_plugins().logits_processors(runner.info)
+
+    def first(extra) -> list[int]:
+        engine = Engine(runner, None, Limits(), processors=processors)
+        for arguments in extra:
+            engine.add_request([5, 6], SamplingParams(temperature=0, max_tokens=1, extra=arguments))
+        return [token.token_id for step in engine.run() for token in step.tokens]
+
+    (likeliest,) = first([{}])
+    banned, free = first([{"ban": likeliest}, {}])
+    assert free == likeliest != banned
+
+
+def test_arguments_of_a_logits_processor_are_checked_when_a_request_is_added(install):
+    install(ban=module(xinfer_logits_processors=lambda info: [Ban()]))
+    engine = Engine(FakeRunner(), None, Limits(), processors=load_plugins().logits_processors(FakeRunner().info))
+    with pytest.raises(RequestError, match="a token id is expected"):
+        engine.add_request([1], SamplingParams(extra={"ban": "x"}))
+    with pytest.raises(RequestError, match=r"extra names 'bna'.*there are: ban"):
+        engine.add_request([1], SamplingParams(extra={"bna": 1}))
+    assert not engine.has_work
+
+
+def test_two_logits_processors_of_one_name_are_an_error(install):
+    install(
+        a=module(xinfer_logits_processors=lambda info: [Ban()]), b=module(xinfer_logits_processors=lambda info: [Ban()])
+    )
+    with pytest.raises(PluginError, match="'ban'"):
+        load_plugins().logits_processors(FakeRunner().info)

@@ -58,6 +58,7 @@ class SamplingConfig:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -11,6 +11,8 @@ from pluggy import HookimplMarker, HookspecMarker
 
 if TYPE_CHECKING:
     from xinfer.backends import Backend
+    from xinfer.engine.logits import LogitsProcessor
+    from xinfer.engine.runner import RunnerInfo
     from xinfer.engine.types import Request, RequestOutput, StepOutput, TokenOutput
     from xinfer.models.families import Family
     from xinfer.records import Run
@@ -37,6 +39,11 @@ def xinfer_model_families() -> "list[Family]":  # type: ignore[empty-body]
 @hookspec(firstresult=True)
 def xinfer_tokenizer(model: Any) -> Any:
     """Return a tokenizer for a model whose format brings its own, or None; the first answer counts."""
+
+
+@hookspec
+def xinfer_logits_processors(info: "RunnerInfo") -> "list[LogitsProcessor]":  # type: ignore[empty-body]
+    """Return logits processors; called once per engine, collected from all plugins."""
 
 
 @hookspec

@@ -15,6 +15,8 @@ import pluggy
 from xinfer import hookspecs
 from xinfer.backends import Backend
 from xinfer.engine.engine import Observers
+from xinfer.engine.logits import LogitsProcessor
+from xinfer.engine.runner import RunnerInfo
 from xinfer.errors import PluginError, nearest
 from xinfer.models.families import Family
 
@@ -68,6 +70,16 @@ class Plugins:
             on_token=self._listeners("xinfer_on_token", "sequence", "token"),
             on_request_finished=self._listeners("xinfer_on_request_finished", "output"),
         )
+
+    def logits_processors(self, info: RunnerInfo) -> list[LogitsProcessor]:
+        """Return the plugins' logits processors for a runner; two of one name are a `PluginError`."""
+        found: dict[str, LogitsProcessor] = {}
+        for processors in reversed(self.manager.hook.xinfer_logits_processors(info=info)):
+            for processor in processors:
+                if processor.name in found:
+                    raise PluginError(f"two plugins offer the logits processor {processor.name!r}: remove one")
+                found[processor.name] = processor
+        return list(found.values())
 
     def tell(self, hook: str, run: Any) -> None:
         """Call `xinfer_on_run_start` or `xinfer_on_run_end`; one that raises does not harm the run."""

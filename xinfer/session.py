@@ -96,7 +96,13 @@ class Session:
     def engine(self, seed: int, observers: Observers) -> Engine:
         """Return an engine on the runner."""
         return Engine(
-            self.runner, self.tokenizer, self.limits, seed=seed, eos_token_ids=self.eos_token_ids, observers=observers
+            self.runner,
+            self.tokenizer,
+            self.limits,
+            seed=seed,
+            eos_token_ids=self.eos_token_ids,
+            observers=observers,
+            processors=self.plugins.logits_processors(self.runner.info),
         )
 
     def params_of(self, prompt: Prompt) -> SamplingParams:

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from xinfer.engine.detokenizer import TextStream
+from xinfer.engine.logits import LogitsProcessor
 from xinfer.engine.random import derive
 from xinfer.engine.runner import ModelRunner
 from xinfer.engine.sampler import sample
@@ -57,6 +58,7 @@ class Engine:
         seed: the run's seed, of which each request's own is derived.
         eos_token_ids: tokens that end a text.
         observers: who wants to hear of steps, tokens and results.
+        processors: what changes logits before tokens are chosen, in this order.
     """
 
     def __init__(
@@ -68,10 +70,12 @@ class Engine:
         seed: int = 0,
         eos_token_ids: Sequence[int] = (),
         observers: Observers = Observers(),
+        processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self.runner, self.tokenizer, self.seed = runner, tokenizer, seed
         self.scheduler = Scheduler(limits, runner.info)
         self.observers = observers
+        self.processors = {processor.name: processor for processor in processors}
         self._eos = frozenset(eos_token_ids)
         self._sequences: dict[str, Seq] = {}
         self._aborted: list[RequestOutput] = []
@@ -103,6 +107,11 @@ class Engine:
             raise RequestError(f"index={index} is out of range: a whole number below 2**32 is expected")
         seed = derive(self.seed, index) if params.seed is None else int(params.seed)
         prompt = self._checked(prompt_token_ids, params.max_tokens)
+        for name, arguments in params.extra.items():
+            if name not in self.processors:
+                there = ", ".join(self.processors) or "none"
+                raise RequestError(f"extra names {name!r}, but there is no such logits processor (there are: {there})")
+            self.processors[name].check(arguments)
         request = Request(f"{index}", index, prompt, params, seed, frozenset() if params.ignore_eos else self._eos)
         if request.request_id in self._sequences:
             raise RequestError(f"index={index} is in use by a request that still runs: take another")
@@ -128,6 +137,8 @@ class Engine:
         if plan.sequences:
             logits = self.runner.forward(plan.batch)
             times.append(perf_counter())
+            for processor in self.processors.values():
+                logits = processor.apply(logits, plan.sampled)
             tokens = sample(logits, plan.sampled)
         times += [perf_counter()] * (4 - len(times))
         return self._told(self._output(plan, tokens, times))

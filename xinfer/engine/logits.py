@@ -4,12 +4,28 @@ All rows of a step at once, and only as much of the vocabulary as their filters 
 than its k candidates. Weights are float64, so that a draw falls into the same interval on every device.
 """
 
-__all__ = ["Candidates", "candidates"]
+__all__ = ["Candidates", "LogitsProcessor", "candidates"]
 
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from xinfer.engine.types import Sequence
+
+
+class LogitsProcessor(Protocol):
+    """Changes logits before tokens are chosen, all rows of a step at once. A request asks for it by name in `extra`."""
+
+    name: str
+
+    def check(self, arguments: Any) -> None:
+        """Refuse a request's `extra[name]` with a `RequestError`; called when the request is added."""
+
+    def apply(self, logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
+        """Return logits [K, V] for these K sequences; rows whose request did not ask must stay as they are."""
 
 
 @dataclass(frozen=True, slots=True)

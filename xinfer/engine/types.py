@@ -73,6 +73,7 @@ class SamplingParams:
         ignore_eos: go on after the model's end-of-sequence tokens.
         include_stop_str_in_output: keep the stop string or stop token in the text.
         skip_special_tokens: leave special tokens out of the text.
+        extra: arguments of logits processors, by the processor's name.
     """
 
     temperature: float = 1.0
@@ -86,6 +87,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)  # plain numbers, so that records can hold them
