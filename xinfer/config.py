@@ -46,16 +46,28 @@ class ModelConfig:
 
 @dataclass
 class SamplingConfig:
-    """How tokens are chosen; see `SamplingParams` for what each key means."""
+    """How tokens are chosen; see `SamplingParams` for what each key means.
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.0
+    A key that is null has the value of the model's generation_config.json, or else the one that `SamplingParams` has.
+    """
+
+    n: int = 1
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: list[int] | None = None
     max_tokens: int | None = 256
+    min_tokens: int = 0
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     extra: dict[str, Any] = field(default_factory=dict)
@@ -63,12 +75,31 @@ class SamplingConfig:
 
 @dataclass
 class EngineConfig:
-    """What one step may hold; see `Limits` for what each key means."""
+    """What one step may hold and how it is shared out; see `Limits` for what the first nine keys mean.
+
+    Attributes:
+        logprobs_mode: what logprobs are: raw_logprobs (the model's own), processed_logprobs (of what tokens are drawn
+            from), raw_logits, processed_logits.
+        timeout_s: seconds after which a request ends, done or not.
+        speculation: off, ngram (guesses from the text itself), draft (guesses by a smaller model).
+        draft_tokens: tokens guessed at once.
+        draft_model: reference of the smaller model; it must have the same vocabulary.
+    """
 
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 2048
+    max_logits_rows: int | None = None
+    max_queue: int = 100_000
     kv_memory: float | None = None
+    prefix_cache: bool = True
+    policy: str = "fcfs"
+    determinism: str = "fast"
+    logprobs_mode: str = "raw_logprobs"
+    timeout_s: float | None = None
+    speculation: str = "off"
+    draft_tokens: int = 4
+    draft_model: str | None = None
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Everything that xinfer raises on purpose.
 
     XinferError                     exit code 3: something failed while running
+    ├── OverloadedError             too many requests wait already
     ├── UsageError                  exit code 2: what was asked for can't be done as asked
     │   ├── ConfigError             an unknown key, task or choice; a wrong type; a value out of range
     │   ├── RequestError            one request is refused; its neighbours go on
@@ -18,6 +19,7 @@ __all__ = [
     "DeviceError",
     "FetchError",
     "ModelError",
+    "OverloadedError",
     "PluginError",
     "RequestError",
     "UsageError",
@@ -59,6 +61,10 @@ class DeviceError(UsageError):
 
 class PluginError(UsageError):
     """A plugin that is missing, broken, or in conflict with another."""
+
+
+class OverloadedError(XinferError):
+    """Too many requests wait already; the same one may be taken later."""
 
 
 class FetchError(XinferError):

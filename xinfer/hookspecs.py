@@ -12,8 +12,9 @@ from pluggy import HookimplMarker, HookspecMarker
 if TYPE_CHECKING:
     from xinfer.backends import Backend
     from xinfer.engine.logits import LogitsProcessor
+    from xinfer.engine.outputs import RequestOutput, StepOutput, TokenOutput
     from xinfer.engine.runner import RunnerInfo
-    from xinfer.engine.types import Request, RequestOutput, StepOutput, TokenOutput
+    from xinfer.engine.types import Request
     from xinfer.models.families import Family
     from xinfer.records import Run
 

@@ -3,8 +3,8 @@
 __all__ = ["Session"]
 
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from time import perf_counter
 from typing import Any
@@ -13,6 +13,7 @@ from xinfer.backends import Backend, BackendContext
 from xinfer.config import Config
 from xinfer.engine.engine import Engine, Observers
 from xinfer.engine.runner import ModelRunner
+from xinfer.engine.speculative import DraftModelProposer, NgramProposer, Speculator
 from xinfer.engine.types import Limits, SamplingParams
 from xinfer.errors import ConfigError, RequestError
 from xinfer.inputs import Prompt
@@ -32,19 +33,23 @@ class Session:
     def __init__(self, config: Config, plugins: Plugins) -> None:
         self.config = config
         self.plugins = plugins
-        self.limits = _limits(config)
-        self.params = _params(config)
+        self.limits = Limits(**{f.name: getattr(config.engine, f.name) for f in fields(Limits)})
+        _params(config, {})  # so that what is out of range is refused before anything is fetched
         self.backend: Backend = plugins.backend(config.backend.name)
         if config.model.load_format not in ("auto", "dummy"):
             raise ConfigError(f"model.load_format={config.model.load_format!r} is unknown (there are: auto, dummy)")
-        self.model = Model(
-            config.model.reference,
-            lambda: resolve(config.model.reference),
-            plugins.families.values(),
-            dtype=config.model.dtype,
-            load_format=config.model.load_format,
-        )
+        _check_speculation(config)
+        self.model = self._model(config.model.reference)
         self.context = BackendContext(self.model, config.backend, self.limits)
+
+    def _model(self, reference: str) -> Model:
+        return Model(
+            reference,
+            lambda: resolve(reference),
+            self.plugins.families.values(),
+            dtype=self.config.model.dtype,
+            load_format=self.config.model.load_format,
+        )
 
     @property
     def computes_checkpoint(self) -> bool:
@@ -55,6 +60,11 @@ class Session:
         """Refuse a model that can't be described, before anything else of it is read."""
         if self.computes_checkpoint:
             _ = self.model.spec
+
+    @cached_property
+    def params(self) -> SamplingParams:
+        """How tokens are chosen where a request does not say: as configured, else as the model's maker says."""
+        return _params(self.config, self.model.sampling_defaults if self.computes_checkpoint else {})
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -103,7 +113,29 @@ class Session:
             eos_token_ids=self.eos_token_ids,
             observers=observers,
             processors=self.plugins.logits_processors(self.runner.info),
+            speculator=self.speculator(),
+            logprobs_mode=self.config.engine.logprobs_mode,
         )
+
+    def speculator(self) -> Speculator | None:
+        """Return what guesses tokens, as configured."""
+        wanted = self.config.engine
+        if wanted.speculation == "off":
+            return None
+        if wanted.speculation == "ngram":
+            return Speculator(NgramProposer(), wanted.draft_tokens)
+        return Speculator(
+            DraftModelProposer(self._draft_runner(wanted.draft_model or ""), self.limits), wanted.draft_tokens
+        )
+
+    def _draft_runner(self, reference: str) -> ModelRunner:
+        """Return the smaller model on the same backend; another vocabulary is a `ConfigError`."""
+        model = self._model(reference)
+        if model.tokenizer.content_hash != getattr(self.tokenizer, "content_hash", None):
+            raise ConfigError(
+                f"engine.draft_model={reference!r} has another tokenizer than the model: take one of the same family"
+            )
+        return self.backend.create(BackendContext(model, self.config.backend, self.limits))
 
     def params_of(self, prompt: Prompt) -> SamplingParams:
         """Return one request's parameters: the configured ones, with its own stop strings and seed.
@@ -177,17 +209,22 @@ class Session:
         }
 
 
-def _limits(config: Config) -> Limits:
-    limits = Limits(**vars(config.engine))
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_memory"):
-        value = getattr(limits, name)
-        if value is not None and value <= 0:
-            raise ConfigError(f"engine.{name}={value} is out of range: a number above zero is expected")
-    return limits
-
-
-def _params(config: Config) -> SamplingParams:
+def _params(config: Config, defaults: Mapping[str, Any]) -> SamplingParams:
+    """Return the configured parameters, those that are null from `defaults`, or as they are built in."""
+    given = {name: value for name, value in vars(config.sampling).items() if value is not None}
+    keep = {"max_tokens": config.sampling.max_tokens}  # null is a value of its own here: fill the context
     try:
-        return SamplingParams(**vars(config.sampling))
+        return SamplingParams(**{**defaults, **given, **keep})
     except RequestError as error:
         raise ConfigError(f"sampling.{error}") from None
+
+
+def _check_speculation(config: Config) -> None:
+    engine = config.engine
+    choices = ("off", "ngram", "draft")
+    if engine.speculation not in choices:
+        raise ConfigError(f"engine.speculation={engine.speculation!r} is unknown (there are: {', '.join(choices)})")
+    if engine.draft_tokens < 1:
+        raise ConfigError(f"engine.draft_tokens={engine.draft_tokens} is out of range: at least 1 is expected")
+    if (engine.speculation == "draft") != (engine.draft_model is not None):
+        raise ConfigError("engine.speculation=draft and engine.draft_model=REFERENCE go together: give both or neither")

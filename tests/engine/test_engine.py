@@ -10,17 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xinfer.engine.engine import Engine, Observers
+from xinfer.engine.outputs import RequestOutput, StepOutput, TokenOutput
 from xinfer.engine.random import derive, uniform
-from xinfer.engine.types import (
-    FinishReason,
-    Limits,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    State,
-    StepOutput,
-    TokenOutput,
-)
+from xinfer.engine.types import FinishReason, Limits, Request, SamplingParams, State
 from xinfer.errors import RequestError
 from xinfer.testing.fake import EOS, FakeRunner, FakeTokenizer, context_logits
 
@@ -39,7 +31,7 @@ def one_thread():
 
 def engine(limits=DEFAULT, *, seed=0, eos=(), observers=SILENT, tokenizer=BYTES, **runner):
     options = ROOMY | runner
-    fake = FakeRunner(vocab_size=VOCAB, max_logits_rows=limits.max_logits_rows, **options)
+    fake = FakeRunner(vocab_size=VOCAB, max_logits_rows=limits.logits_rows, **options)
     return Engine(fake, tokenizer, limits, seed=seed, eos_token_ids=eos, observers=observers)
 
 
@@ -251,7 +243,7 @@ def test_many_requests_share_a_step():
 
 
 def test_blocks_are_told_to_the_runner_when_nobody_holds_them_any_more():
-    running = engine(block_size=4, num_blocks=16, max_model_len=64)
+    running = engine(Limits(prefix_cache=False), block_size=4, num_blocks=16, max_model_len=64)
     for n in range(4):
         running.add_request([n] * 5, SamplingParams(max_tokens=40))
     before = set()
@@ -324,9 +316,9 @@ def test_an_abort_at_any_time_frees_its_blocks_and_harms_no_other(requests, shap
     while running.has_work:
         if count in plan:
             name = str(plan[count])
-            sequence = running._sequences.get(name)
+            samples = list(running._sequences.get(name, ()))
             running.abort(name)
-            assert sequence is None or sequence.blocks == []
+            assert all(sequence.blocks == [] for sequence in samples)
         steps.append(running.step())
         outputs |= {output.request_id: output for output in steps[-1].finished}
         count += 1
@@ -589,9 +581,10 @@ def test_a_results_figures_follow_from_its_times():
     for i, prompt in enumerate(prompts):
         output, stats = outputs[str(i)], outputs[str(i)].stats
         states, moments = zip(*output.history, strict=True)
-        assert states == ("waiting", "running", "finished")
-        arrived, started, ended = moments
+        assert states == ("waiting", "prefill", "decode", "finished")
+        arrived, started, first, ended = moments
         times = output.token_times
+        assert first == times[0]
         assert [arrived, started, *times, ended] == sorted([arrived, started, *times, ended])
         assert (stats.prompt_tokens, stats.generated_tokens) == (len(prompt), len(times))
         assert len(times) == len(output.token_ids)

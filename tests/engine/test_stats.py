@@ -11,9 +11,18 @@ from xinfer.engine.stats import percentile, request_stats, summarize
 seconds = st.floats(0, 1e3, allow_nan=False)
 
 
+def figures_of(prompt, arrived, started, times, ended, seed, cached=0, aside=()):
+    """The figures of a request that waited, ran, was put aside for these stretches of time, and ended."""
+    history = [("waiting", arrived)] + ([("prefill", started)] if started is not None else [])
+    for begin, end in aside:
+        history += [("preempted", begin), ("prefill", end)]
+    history += [("decode", times[0])] if times else []
+    return request_stats(prompt, cached, [*history, ("finished", ended)], times, seed)
+
+
 def chunks_of_b01():
     """The stream of case B01: at .5, .6, .8 and 1.2 s came 1, 2, 4 and 1 tokens, after a request at 0."""
-    return request_stats(6, 0.0, 0.2, [0.5, 0.6, 0.6, 0.8, 0.8, 0.8, 0.8, 1.2], 1.3, 7)
+    return figures_of(6, 0.0, 0.2, [0.5, 0.6, 0.6, 0.8, 0.8, 0.8, 0.8, 1.2], 1.3, 7)
 
 
 def test_chunks_are_not_tokens():
@@ -39,36 +48,46 @@ def test_every_time_has_its_two_ends():
 
 
 def test_without_a_token_there_are_only_the_times_that_passed():
-    stats = request_stats(6, 1.0, 1.5, [], 2.0, 7)
+    stats = figures_of(6, 1.0, 1.5, [], 2.0, 7)
     assert (stats.generated_tokens, stats.queue_ms, stats.e2e_ms) == (0, 500, 1000)
     assert (stats.ttft_ms, stats.prefill_ms, stats.decode_ms, stats.tpot_ms) == (None,) * 4
     assert (stats.prefill_tok_s, stats.decode_tok_s, stats.itl_ms) == (None, None, ())
 
 
 def test_a_request_that_never_ran_has_no_queue_time():
-    stats = request_stats(6, 1.0, None, [], 2.0, 7)
+    stats = figures_of(6, 1.0, None, [], 2.0, 7)
     assert (stats.queue_ms, stats.prefill_ms, stats.e2e_ms) == (None, None, 1000)
 
 
+def test_time_spent_aside_is_not_prefill():
+    stats = figures_of(6, 1.0, 1.5, [3.0, 4.0], 4.0, 7, aside=[(1.75, 2.5)])
+    assert (stats.queue_ms, stats.prefill_ms, stats.ttft_ms, stats.decode_ms) == (500, 750, 2000, 1000)
+
+
+def test_the_rate_of_prefill_counts_what_was_computed():
+    assert figures_of(60, 0.0, 0.0, [0.5], 0.5, 7, cached=48).prefill_tok_s == 24
+    assert figures_of(60, 0.0, 0.0, [0.5], 0.5, 7, cached=60).prefill_tok_s is None
+
+
 def test_one_token_has_no_decode():
-    stats = request_stats(6, 1.0, 1.5, [1.75], 2.0, 7)
+    stats = figures_of(6, 1.0, 1.5, [1.75], 2.0, 7)
     assert (stats.generated_tokens, stats.ttft_ms, stats.prefill_ms, stats.prefill_tok_s) == (1, 750, 250, 24)
     assert (stats.decode_ms, stats.decode_tok_s, stats.tpot_ms, stats.itl_ms) == (None, None, None, ())
 
 
 def test_two_tokens_have_one_gap():
-    stats = request_stats(6, 1.0, 1.5, [1.75, 2.25], 2.5, 7)
+    stats = figures_of(6, 1.0, 1.5, [1.75, 2.25], 2.5, 7)
     assert (stats.decode_ms, stats.tpot_ms, stats.itl_ms, stats.decode_tok_s) == (500, 500, (500,), 4)
 
 
 def test_no_time_gives_no_rate():
-    stats = request_stats(6, 1.0, 1.5, [1.5, 1.5], 1.5, 7)
+    stats = figures_of(6, 1.0, 1.5, [1.5, 1.5], 1.5, 7)
     assert (stats.prefill_tok_s, stats.decode_tok_s, stats.tpot_ms) == (None, None, 0)
 
 
 @given(st.lists(seconds, min_size=2, max_size=20).map(sorted))
 def test_gaps_are_one_less_than_tokens_and_add_up_to_decode(times):
-    stats = request_stats(1, 0.0, 0.0, times, times[-1], 0)
+    stats = figures_of(1, 0.0, 0.0, times, times[-1], 0)
     assert len(stats.itl_ms) == stats.generated_tokens - 1
     assert sum(stats.itl_ms) == pytest.approx(stats.decode_ms, abs=1e-6)
     assert stats.tpot_ms == pytest.approx(sum(stats.itl_ms) / len(stats.itl_ms), abs=1e-6)
@@ -118,8 +137,8 @@ def test_a_run_of_one_request_has_its_figures():
 
 
 def test_a_run_of_several_adds_up_tokens_and_times_over_those_that_have_them():
-    none, one = request_stats(6, 0.0, None, [], 1.0, 1), request_stats(4, 0.0, 0.5, [1.0], 1.0, 2)
-    two = request_stats(2, 0.0, 0.5, [1.0, 3.0], 3.0, 3)
+    none, one = figures_of(6, 0.0, None, [], 1.0, 1), figures_of(4, 0.0, 0.5, [1.0], 1.0, 2)
+    two = figures_of(2, 0.0, 0.5, [1.0, 3.0], 3.0, 3)
     figures = summarize([none, one, two], 3.0)
     assert (figures["requests"], figures["prompt_tokens"], figures["generated_tokens"]) == (3, 12, 3)
     assert (figures["prefill_ms"], figures["decode_ms"]) == (1000, 2000)

@@ -43,7 +43,7 @@ def test_everything_can_be_read_back(tmp_path: Path):
     assert [step["step"] for step in run.steps] == list(range(12))
     assert run.steps[0]["prefill_tokens"] == 2 * len(PROMPT)
     states = [state for state, _ in run.outputs[0]["history"]]
-    assert states == ["waiting", "running", "finished"]
+    assert states == ["waiting", "prefill", "decode", "finished"]
 
 
 def test_a_run_that_never_ended_can_be_read(tmp_path: Path):

@@ -131,9 +131,10 @@ class TextStream:
         """Whether a stop string was found."""
         return self._stops.matched is not None
 
-    def push(self, token_id: int) -> str:
-        """Take one token; return the text to show for it."""
-        return self._keep(self._stops.push(self._decoder.push(token_id)))
+    def push(self, token_id: int, may_stop: bool = True) -> str:
+        """Take one token; return the text to show for it, in which stop strings are looked for only if it may stop."""
+        delta = self._decoder.push(token_id)
+        return self._keep(self._stops.push(delta) if may_stop else delta)
 
     def finish(self) -> str:
         """Return the rest of the text."""

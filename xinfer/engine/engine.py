@@ -2,50 +2,28 @@
 
 __all__ = ["Engine", "Observers", "Tokenizer"]
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from math import isnan
 from time import perf_counter
-from typing import Protocol
 
-import numpy as np
+from torch import Tensor
 
-from xinfer.engine.detokenizer import TextStream
-from xinfer.engine.logits import LogitsProcessor
+from xinfer.engine.admission import Tokenizer, make_request, make_sequences
+from xinfer.engine.logits import LogitsProcessor, count_token
+from xinfer.engine.logprobs import MODES
+from xinfer.engine.observers import NOBODY, Observers
+from xinfer.engine.outputs import RequestOutput, StepOutput, TokenOutput
 from xinfer.engine.random import derive
-from xinfer.engine.runner import ModelRunner
-from xinfer.engine.sampler import sample
-from xinfer.engine.scheduler import Schedule, Scheduler
-from xinfer.engine.stats import request_stats
-from xinfer.engine.types import (
-    FinishReason,
-    Limits,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    State,
-    StepOutput,
-    StepStats,
-    TokenOutput,
-)
+from xinfer.engine.results import StepTimes, request_output, step_stats
+from xinfer.engine.runner import LEVELS, ModelRunner
+from xinfer.engine.sampler import Choice, Sampler
+from xinfer.engine.schedule import Schedule
+from xinfer.engine.scheduler import Scheduler
+from xinfer.engine.speculative import Speculator
+from xinfer.engine.types import FinishReason, Limits, Request, SamplingParams, State
 from xinfer.engine.types import Sequence as Seq
-from xinfer.errors import RequestError
-
-
-class Tokenizer(Protocol):
-    """What the engine needs of a tokenizer."""
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of these tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Observers:
-    """Functions that hear of events. They get immutable snapshots and must not raise; empty costs nothing."""
-
-    on_step: tuple[Callable[[StepOutput], None], ...] = ()
-    on_token: tuple[Callable[[Request, TokenOutput], None], ...] = ()
-    on_request_finished: tuple[Callable[[RequestOutput], None], ...] = ()
+from xinfer.errors import ConfigError, RequestError
 
 
 class Engine:
@@ -54,11 +32,14 @@ class Engine:
     Args:
         runner: the backend.
         tokenizer: turns ids into text; None leaves texts empty.
-        limits: what one step may hold.
+        limits: what one step may hold, and how it is shared out.
         seed: the run's seed, of which each request's own is derived.
         eos_token_ids: tokens that end a text.
         observers: who wants to hear of steps, tokens and results.
         processors: what changes logits before tokens are chosen, in this order.
+        speculator: guesses tokens that the next step then checks; None guesses nothing.
+        logprobs_mode: what is told of tokens where it is asked for: one of `logprobs.MODES`.
+        clock: seconds that only grow; all times are its.
     """
 
     def __init__(
@@ -69,16 +50,27 @@ class Engine:
         *,
         seed: int = 0,
         eos_token_ids: Sequence[int] = (),
-        observers: Observers = Observers(),
+        observers: Observers = NOBODY,
         processors: Sequence[LogitsProcessor] = (),
+        speculator: Speculator | None = None,
+        logprobs_mode: str = "raw_logprobs",
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self.runner, self.tokenizer, self.seed = runner, tokenizer, seed
-        self.scheduler = Scheduler(limits, runner.info)
-        self.observers = observers
+        if logprobs_mode not in MODES:
+            raise ConfigError(f"engine.logprobs_mode={logprobs_mode!r} is unknown (there are: {', '.join(MODES)})")
+        self.runner, self.tokenizer, self.seed, self.observers, self.clock = runner, tokenizer, seed, observers, clock
         self.processors = {processor.name: processor for processor in processors}
+        self.vocab_size = min(
+            runner.info.vocab_size, getattr(tokenizer, "max_token_id", runner.info.vocab_size - 1) + 1
+        )
+        self.sampler = Sampler(processors, self.vocab_size, logprobs_mode)
+        separate = _separate(runner, limits)
+        self.scheduler = Scheduler(limits, runner.info, separate, clock)
+        self.speculator = None if separate else speculator
         self._eos = frozenset(eos_token_ids)
-        self._sequences: dict[str, Seq] = {}
-        self._aborted: list[RequestOutput] = []
+        self._sequences: dict[str, list[Seq]] = {}  # the samples of each request that have not ended
+        self._deadlines: list[tuple[float, str]] = []
+        self._ended: list[RequestOutput] = []  # outside of a step, to be told by the next
         self._added = self._steps = 0
 
     @property
@@ -90,193 +82,210 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_work or bool(self._aborted)
+        return self.scheduler.has_work or bool(self._ended)
 
     def add_request(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, index: int | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        index: int | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
     ) -> Request:
-        """Queue a request; a `RequestError` says why it can never run.
+        """Queue a request; a `RequestError` says why it can never run, an `OverloadedError` that it can't now.
 
         Args:
             prompt_token_ids: at least one id of the model's vocabulary.
             params: how its tokens are chosen.
             index: which request of the run this is, from which its seed is derived; by default the next one.
+            priority: lower goes first, where the policy is `priority`.
+            timeout_s: seconds from now after which it ends, done or not.
+            cache_salt: the prefix cache serves only requests of the same salt.
         """
         index = self._added if index is None else index
         if not 0 <= index < 2**32:
             raise RequestError(f"index={index} is out of range: a whole number below 2**32 is expected")
-        seed = derive(self.seed, index) if params.seed is None else int(params.seed)
-        prompt = self._checked(prompt_token_ids, params.max_tokens)
-        for name, arguments in params.extra.items():
-            if name not in self.processors:
-                there = ", ".join(self.processors) or "none"
-                raise RequestError(f"extra names {name!r}, but there is no such logits processor (there are: {there})")
-            self.processors[name].check(arguments)
-        request = Request(f"{index}", index, prompt, params, seed, frozenset() if params.ignore_eos else self._eos)
-        if request.request_id in self._sequences:
+        if str(index) in self._sequences:
             raise RequestError(f"index={index} is in use by a request that still runs: take another")
-        limit = min(len(prompt) + (params.max_tokens or self.max_model_len), self.max_model_len)
-        sequence = Seq(request, list(prompt), limit, self._text(request))
-        self._added = max(self._added, index + 1)
-        self._sequences[request.request_id] = sequence
-        self.scheduler.add(sequence)
+        if timeout_s is not None and not timeout_s > 0:
+            raise RequestError(f"timeout_s={timeout_s!r} is out of range: seconds above zero are expected")
+        longest = self.max_model_len
+        request = make_request(
+            Request(
+                request_id=str(index),
+                index=index,
+                prompt_token_ids=prompt_token_ids,  # type: ignore[arg-type]  # plain ids once it is checked
+                params=params,
+                seed=derive(self.seed, index) if params.seed is None else params.seed,
+                eos_token_ids=frozenset() if params.ignore_eos else self._eos,
+                priority=priority,
+                deadline=None if timeout_s is None else self.clock() + timeout_s,
+                cache_salt=cache_salt,
+                arrival=self._added,
+            ),
+            vocab_size=self.vocab_size,
+            longest=longest,
+            tokenizer=self.tokenizer,
+            processors=self.processors,
+        )
+        first = make_sequences(request, longest, self.tokenizer)
+        self.scheduler.add(first)
+        self._added = max(self._added, index) + 1
+        self._sequences[request.request_id] = [first, *first.siblings]
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.request_id))
         return request
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request wherever it is; one that has ended, or never was, is no error."""
-        sequence = self._sequences.get(request_id)
-        if sequence is not None:
-            self._aborted.append(self._finish(sequence, FinishReason.ABORT))
-
-    def step(self) -> StepOutput:
-        """Compute the next tokens of some sequences, and what follows from them."""
-        times = [perf_counter()]
-        plan = self.scheduler.schedule()
-        times.append(perf_counter())
-        tokens: list[int | None] = []
-        if plan.sequences:
-            logits = self.runner.forward(plan.batch)
-            times.append(perf_counter())
-            for processor in self.processors.values():
-                logits = processor.apply(logits, plan.sampled)
-            tokens = sample(logits, plan.sampled)
-        times += [perf_counter()] * (4 - len(times))
-        return self._told(self._output(plan, tokens, times))
+        for sequence in list(self._sequences.get(request_id, ())):
+            self._ended.append(self._finish(sequence, reason))
 
     def run(self) -> Iterator[StepOutput]:
         """Step until nothing is left to do."""
         while self.has_work:
             yield self.step()
 
-    def _output(self, plan: Schedule, tokens: list[int | None], times: list[float]) -> StepOutput:
-        """Give each sequence its token and end those that are done."""
-        waiting, decode = len(self.scheduler.waiting), sum(map(_decodes, plan.sequences, plan.counts))
-        for sequence, count in zip(plan.sequences, plan.counts, strict=True):
-            sequence.num_computed += count
-        finished, self._aborted = self._aborted, []
-        news: list[TokenOutput] = []
-        for sequence, token in zip(plan.sampled, tokens, strict=True):
-            if token is None:
-                sequence.error = "the model's logits are not finite (NaN or infinity) at this position"
-                finished.append(self._finish(sequence, FinishReason.ERROR))
-                continue
-            reason, text = self._append(sequence, token, times[-1])
-            news.append(TokenOutput(sequence.request, token, text))
-            if reason is not None:
-                finished.append(self._finish(sequence, reason))
+    def step(self) -> StepOutput:
+        """Compute the next tokens of some sequences, and what follows from them."""
+        times = StepTimes(self.clock)
+        self._end_overdue(times.began)
+        if self.speculator is not None:
+            self.speculator.propose(self.scheduler.running)
+        plan = self.scheduler.schedule()
+        times.scheduled()
+        logits = self._forward(plan)
+        times.forwarded()
+        waiting = self.scheduler.num_waiting
+        tokens, finished = self._collect(plan, logits, times) if logits is not None else ([], [])
+        finished, self._ended = self._ended + finished, []
         if freed := self.scheduler.take_freed():
             self.runner.free(freed)
-        stats = self._stats(plan, decode, waiting, [*times, perf_counter()])
-        return StepOutput(tuple(news), tuple(finished), stats)
-
-    def _stats(self, plan: Schedule, decode: int, waiting: int, times: list[float]) -> StepStats:
-        prefill = sum(plan.counts) - decode
+        pool = self.scheduler.pool
+        stats = step_stats(self._steps, plan, pool, waiting, times, len(tokens), self.runner.metrics())
         self._steps += 1
-        return StepStats(
-            step=self._steps - 1,
-            time=times[0],
-            stage="mixed" if prefill and decode else "prefill" if prefill else "decode" if decode else "idle",
-            prefill_tokens=prefill,
-            decode_tokens=decode,
-            batch_size=len(plan.sequences),
-            scheduler_queue_length=waiting,
-            preemptions=plan.preemptions,
-            kv_tokens=int(plan.batch.context_lens.sum()),
-            kv_blocks_used=self.scheduler.pool.num_used,
-            kv_blocks_free=self.scheduler.pool.num_free,
-            **_milliseconds(times),
-        )
-
-    def _told(self, output: StepOutput) -> StepOutput:
-        """Tell the observers, now that all is in order, so that one of them may abort a request."""
-        for on_token in self.observers.on_token:
-            for token in output.tokens:
-                on_token(token.request, token)
-        for on_finished in self.observers.on_request_finished:
-            for result in output.finished:
-                on_finished(result)
-        for on_step in self.observers.on_step:
-            on_step(output)
+        if self.speculator is not None:
+            self.speculator.observe(stats)
+        output = StepOutput(tuple(tokens), tuple(finished), stats)
+        self.observers.tell(output)
         return output
 
-    def _append(self, sequence: Seq, token: int, now: float) -> tuple[FinishReason | None, str]:
-        """Add a token to a sequence; return why the sequence ends with it, if it does, and the new text."""
-        params = sequence.request.params
+    def _forward(self, plan: Schedule) -> Tensor | None:
+        if not plan.sequences:
+            return None
+        for source, target, tokens in plan.copies:
+            self.runner.copy(source, target, tokens)
+        return self.runner.forward(plan.batch)
+
+    def _collect(
+        self, plan: Schedule, logits: Tensor, times: StepTimes
+    ) -> tuple[list[TokenOutput], list[RequestOutput]]:
+        """Give each sequence a token, and those of its draft that turn out right; end those that are done."""
+        tokens: list[TokenOutput] = []
+        finished: list[RequestOutput] = []
+        for sequence, count in zip(plan.sequences, plan.counts, strict=True):
+            self.scheduler.computed(sequence, count)
+        for sequence, row, count in plan.scored:
+            self._score(sequence, logits[row : row + count])
+        for sequence in plan.sequences:
+            if sequence.siblings and sequence.num_computed == sequence.num_prompt:
+                self.scheduler.fork(sequence)
+        active = list(zip(plan.sampled, plan.rows, strict=True))
+        while active:
+            going: list[tuple[Seq, int]] = []
+            for (sequence, row), choice in zip(active, self._choose(logits, active, times), strict=True):
+                reason = self._take(sequence, choice, times.sampled, tokens)
+                if reason is not None:
+                    finished.append(self._finish(sequence, reason))
+                elif sequence.draft and sequence.draft.pop(0) == choice.token_id:
+                    self.scheduler.computed(sequence, 1)
+                    times.accepted += 1
+                    going.append((sequence, row + 1))
+                else:
+                    sequence.draft.clear()
+            active = going
+        return tokens, finished
+
+    def _choose(self, logits: Tensor, active: list[tuple[Seq, int]], times: StepTimes) -> list[Choice]:
+        """Sample a token for each of these sequences from its row of logits."""
+        began = self.clock()
+        rows = [row for _, row in active]
+        everything = len(rows) == len(logits) and rows == list(range(len(rows)))
+        choices = self.sampler(logits if everything else logits[rows], [sequence for sequence, _ in active])
+        times.sample_s += self.clock() - began
+        times.sampled = self.clock()
+        return choices
+
+    def _take(self, sequence: Seq, choice: Choice, now: float, tokens: list[TokenOutput]) -> FinishReason | None:
+        """Add a token to a sequence; return why the sequence ends with it, if it does."""
+        if sequence.error is None and len(sequence.token_ids) >= sequence.limit:
+            return FinishReason.LENGTH  # nothing but its prompt was wanted
+        sequence.error = sequence.error or choice.error
+        if sequence.error is not None:
+            return FinishReason.ERROR
+        request, params, token = sequence.request, sequence.request.params, choice.token_id
         sequence.token_ids.append(token)
         sequence.token_times.append(now)
-        ends = token in sequence.request.eos_token_ids or token in params.stop_token_ids
-        text = ""
+        if sequence.state is State.PREFILL:
+            sequence.enter(State.DECODE, now)
+        if choice.logprobs is not None:
+            sequence.logprobs.append(choice.logprobs)
+        count_token(sequence, token)
+        ends, text = token in request.eos_token_ids or token in params.stop_token_ids, ""
         if sequence.text is not None and (not ends or params.include_stop_str_in_output):
-            text = sequence.text.push(token)
+            generated = len(sequence.token_ids) - sequence.num_prompt
+            text = sequence.text.push(token, generated >= params.min_tokens)
+        tokens.append(TokenOutput(request, token, text, sequence.sample, choice.logprobs))
         if ends or (sequence.text is not None and sequence.text.stopped):
-            return FinishReason.STOP, text
-        return (FinishReason.LENGTH if len(sequence.token_ids) >= sequence.limit else None), text
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(sequence.token_ids) >= sequence.limit else None
+
+    def _score(self, sequence: Seq, logits: Tensor) -> None:
+        """Keep the logprobs of the prompt's next tokens, from the rows before them."""
+        first = len(sequence.prompt_logprobs) + 1
+        told = self.sampler.score(logits, sequence, sequence.token_ids[first : first + len(logits)])
+        sequence.prompt_logprobs += told
+        if any(isnan(token.logprob) for token in told):
+            sequence.error = "the model's logits are not finite (NaN or infinity) within the prompt"
 
     def _finish(self, sequence: Seq, reason: FinishReason) -> RequestOutput:
-        request, text = sequence.request, sequence.text
-        tail = text.finish() if text is not None else ""
+        tail = sequence.text.finish() if sequence.text is not None else ""
         sequence.finish_reason = reason
+        sequence.siblings.clear()  # they are ended by whoever ends the request
         self.scheduler.remove(sequence)
-        del self._sequences[request.request_id]
-        started = next((t for state, t in sequence.history if state is State.RUNNING), None)
-        arrived, ended = sequence.history[0][1], sequence.history[-1][1]
-        return RequestOutput(
-            request_id=request.request_id,
-            index=request.index,
-            prompt_token_ids=request.prompt_token_ids,
-            token_ids=tuple(sequence.output_token_ids),
-            text=text.text if text is not None else "",
-            tail=tail,
-            finish_reason=reason,
-            params=request.params,
-            seed=request.seed,
-            stats=request_stats(sequence.num_prompt, arrived, started, sequence.token_times, ended, request.seed),
-            history=tuple((str(state), when) for state, when in sequence.history),
-            token_times=tuple(sequence.token_times),
-            error=sequence.error,
+        if self.speculator is not None:
+            self.speculator.forget(sequence)
+        samples = self._sequences[sequence.request.request_id]
+        samples.remove(sequence)
+        if not samples:
+            del self._sequences[sequence.request.request_id]
+        return request_output(sequence, reason, tail)
+
+    def _end_overdue(self, now: float) -> None:
+        """End the requests whose time is over."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, request_id = heapq.heappop(self._deadlines)
+            samples = self._sequences.get(request_id)
+            if samples and samples[0].request.deadline == deadline:
+                self.abort(request_id, FinishReason.TIMEOUT)
+
+
+def _separate(runner: ModelRunner, limits: Limits) -> bool:
+    """Whether prompts and generated tokens must not meet; refuses `invariant` where the runner can't promise it."""
+    info = runner.info
+    if not limits.invariant:
+        return False
+    if missing := LEVELS - info.levels:
+        raise ConfigError(
+            f"engine.determinism=invariant: the backend does not promise {', '.join(sorted(missing))} on "
+            f"{info.device} in {info.dtype}: take engine.determinism=fast, or another backend, device or precision"
         )
-
-    def _text(self, request: Request) -> TextStream | None:
-        if self.tokenizer is None:
-            return None
-        tokenizer, params = self.tokenizer, request.params
-        skip = params.skip_special_tokens
-        return TextStream(
-            lambda ids: tokenizer.decode(ids, skip),
-            request.prompt_token_ids,
-            params.stop,
-            params.include_stop_str_in_output,
+    separate = "decode_differs" in info.capabilities
+    if separate and limits.max_num_batched_tokens < 4:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens={limits.max_num_batched_tokens} is too few for this backend in "
+            "engine.determinism=invariant: at least 4 are needed, so that no piece of a prompt is a single token"
         )
-
-    def _checked(self, prompt: Sequence[int], max_tokens: int | None) -> tuple[int, ...]:
-        """Return the prompt as plain ints, or refuse it."""
-        vocab, longest = self.runner.info.vocab_size, self.max_model_len
-        if not len(prompt):
-            raise RequestError("the prompt has no tokens: give it at least one")
-        for token in prompt:
-            whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
-            if not whole or not 0 <= token < vocab:
-                raise RequestError(f"prompt token {token!r} is not an id of the vocabulary (0 to {vocab - 1})")
-        wanted = len(prompt) + (1 if max_tokens is None else max_tokens)
-        if len(prompt) >= longest:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but the context holds {longest} with at least one generated: "
-                "shorten it, or raise engine.max_model_len if the model allows"
-            )
-        if wanted > longest:
-            raise RequestError(
-                f"the prompt's {len(prompt)} tokens and max_tokens={max_tokens} make {wanted}, but the context holds "
-                f"{longest}: lower max_tokens, or leave it null to fill the context"
-            )
-        return tuple(int(t) for t in prompt)
-
-
-def _decodes(sequence: Seq, count: int) -> bool:
-    """Whether a step computes just the token that was generated last, rather than a prompt, or a text once more."""
-    return count == 1 and sequence.num_prompt <= sequence.num_computed == len(sequence.token_ids) - 1
-
-
-def _milliseconds(times: list[float]) -> dict[str, float]:
-    """Turn the five times at a step's seams into its parts."""
-    parts = [(b - a) * 1e3 for a, b in pairwise(times)]
-    return dict(zip(("schedule_ms", "forward_ms", "sample_ms", "output_ms"), parts, strict=True), step_ms=sum(parts))
+    return separate

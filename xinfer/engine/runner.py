@@ -1,14 +1,19 @@
 """What a backend is: something that turns a batch of tokens into logits and keeps their keys and values."""
 
-__all__ = ["ModelRunner", "RunnerInfo"]
+__all__ = ["LEVELS", "ModelRunner", "RunnerInfo"]
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from xinfer.engine.types import Batch
+
+# What a request's tokens do not depend on: running it again, who shares its steps, how its prompt is cut, being put
+# aside, and whether its beginning was found in the cache.
+LEVELS = frozenset({"rerun", "batch", "chunk", "preempt", "cache"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +32,10 @@ class RunnerInfo:
         kv_cache_bytes: memory of the KV cache.
         step_read_bytes: bytes of weights that a decode step must read; 0 where it has no meaning.
         kv_token_bytes: bytes of keys and values of one token.
-        levels: determinism levels that it keeps: rerun, batch, chunk, preempt, cache.
-        capabilities: optional parts of the contract that it has: copy, free, layers, ...
+        levels: those of `LEVELS` that it keeps, bit for bit, with the limits that it was made with.
+        capabilities: optional parts of the contract that it has: `copy`, `free`; `decode_differs` says that it keeps
+            its levels only if the engine never computes prompts and generated tokens in one call, never cuts a single
+            token off a prompt, and computes generated tokens one by one, again too.
     """
 
     vocab_size: int
@@ -68,6 +75,14 @@ class ModelRunner(ABC):
 
     def free(self, blocks: Sequence[int]) -> None:  # noqa: B027
         """Hear of blocks that nobody holds any more (capability `free`)."""
+
+    def metrics(self) -> Mapping[str, Any]:
+        """Return what the device tells of the last step; what it does not tell is left out.
+
+        `mem_used` in bytes, `gpu_util` from 0 to 1, `kernel_launch_latency` and `cuda_memcpy_time` in milliseconds,
+        `paged_attention_ratio`: the share of attention that a kernel for paged caches did.
+        """
+        return {}
 
     def close(self) -> None:  # noqa: B027
         """Give back memory and files."""

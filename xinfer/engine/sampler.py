@@ -1,19 +1,90 @@
 """Chooses the next token of each sequence: the likeliest one, or one drawn by inverting the candidates' CDF.
 
-A token is a function of (row of logits, parameters, seed, position) alone. The CDF runs over candidates by ascending
-id: two backends whose logits differ in the last digits then differ in the ends of the intervals, never in their order.
+A token is a function of (row of logits, parameters, seed, sample, position) alone. The CDF runs over candidates by
+ascending id: two backends whose logits differ in the last digits then differ in the ends of the intervals, never in
+their order.
 """
 
-__all__ = ["effective", "pick", "sample"]
+__all__ = ["Choice", "Sampler", "effective", "pick", "sample"]
 
+import math
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from xinfer.engine.logits import Candidates, candidates
+from xinfer.engine.filters import Candidates, candidates
+from xinfer.engine.logits import LogitsProcessor, adjust
+from xinfer.engine.logprobs import describe, values_of
 from xinfer.engine.random import uniform
-from xinfer.engine.types import SamplingParams, Sequence
+from xinfer.engine.types import SamplingParams, Sequence, TokenLogprobs
+
+_NOT_FINITE = "the model's logits are not finite (NaN or infinity) at this position"
+_NONE_LEFT = "no token is left: allowed_token_ids, bad_words, min_tokens or a logits processor forbid all of them"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A sequence's next token, or in words why there is none."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+
+
+class Sampler:
+    """From logits to tokens: processors, penalties and masks, filters, draw, and the logprobs of what came.
+
+    Args:
+        processors: plugins' changes to logits, in this order.
+        vocab_size: tokens that there are; a model's rows may be wider, padded with ids that mean nothing.
+        logprobs_mode: one of `MODES`.
+    """
+
+    def __init__(
+        self, processors: Rows[LogitsProcessor] = (), vocab_size: int | None = None, logprobs_mode: str = "raw_logprobs"
+    ) -> None:
+        self.processors, self.vocab_size, self.logprobs_mode = processors, vocab_size, logprobs_mode
+
+    def __call__(self, logits: Tensor, sequences: Rows[Sequence]) -> list[Choice]:
+        """Choose one token for each of K sequences from logits [K, V] float32, on any device."""
+        changed = logits
+        for processor in self.processors:
+            changed = processor.apply(changed, sequences)
+        changed = adjust(changed, sequences)[:, : self.vocab_size]
+        tokens = sample(changed, sequences)
+        logprobs = self._logprobs(logits, changed, sequences, tokens)
+        return [
+            Choice(token, logprobs.get(row)) if token is not None else Choice(-1, error=_why(logits[row]))
+            for row, token in enumerate(tokens)
+        ]
+
+    def score(self, logits: Tensor, sequence: Sequence, tokens: Rows[int]) -> list[TokenLogprobs]:
+        """Return what the model's own rows [K, V] say of these K tokens of a prompt."""
+        top = sequence.request.params.prompt_logprobs or 0
+        return describe(values_of(logits, self.logprobs_mode), tokens, [top] * len(tokens))
+
+    def _logprobs(
+        self, raw: Tensor, changed: Tensor, sequences: Rows[Sequence], tokens: list[int | None]
+    ) -> dict[int, TokenLogprobs]:
+        """Return by row what was asked for."""
+        tops = {row: s.request.params.logprobs for row, s in enumerate(sequences)}
+        rows = [row for row, top in tops.items() if top is not None and tokens[row] is not None]
+        if not rows:
+            return {}
+        if self.logprobs_mode.startswith("processed"):
+            values = _drawn_from(changed[rows], [sequences[row] for row in rows])
+        else:
+            values = raw[rows]
+        chosen = [token for row in rows if (token := tokens[row]) is not None]
+        told = describe(values_of(values, self.logprobs_mode), chosen, [tops[row] or 0 for row in rows])
+        return dict(zip(rows, told, strict=True))
+
+
+def _why(row: Tensor) -> str:
+    largest = row.max()
+    return _NONE_LEFT if largest.isfinite() else _NOT_FINITE
 
 
 def sample(logits: Tensor, sequences: Rows[Sequence]) -> list[int | None]:
@@ -25,9 +96,12 @@ def sample(logits: Tensor, sequences: Rows[Sequence]) -> list[int | None]:
     """
     largest, tokens = logits.max(1)  # NaN counts as the largest; of equals the first is taken
     usable = largest.isfinite()
+    all_usable = bool(usable.all())
     for key, rows in _groups(sequences, logits.shape[1]).items():
-        harmless = logits[rows].where(usable[rows, None], 0.0)  # what is drawn from a refused row is thrown away
-        tokens[rows] = _draw(harmless, [sequences[r] for r in rows], *key)
+        chosen = logits if len(rows) == len(logits) else logits[rows]
+        if not all_usable:
+            chosen = chosen.where(usable[rows, None], 0.0)  # what is drawn from a refused row is thrown away
+        tokens[rows] = _draw(chosen, [sequences[r] for r in rows], *key)
     return [t if ok else None for t, ok in zip(tokens.tolist(), usable.tolist(), strict=True)]
 
 
@@ -42,16 +116,35 @@ def _groups(sequences: Rows[Sequence], width: int) -> dict[tuple[bool, bool, boo
 
 
 def _draw(logits: Tensor, sequences: list[Sequence], use_k: bool, use_p: bool, use_min: bool) -> Tensor:
+    kept = _kept(logits, sequences, use_k, use_p, use_min)
+    seeds, positions = [s.request.seed for s in sequences], [len(s.token_ids) for s in sequences]
+    draws = uniform(seeds, positions, [s.sample for s in sequences])
+    return pick(kept, torch.from_numpy(draws).to(logits.device))
+
+
+def _kept(logits: Tensor, sequences: Rows[Sequence], use_k: bool, use_p: bool, use_min: bool) -> Candidates:
     params = [s.request.params for s in sequences]
-    kept = candidates(
+    return candidates(
         logits,
         _column(logits, [p.temperature for p in params]),
         _column(logits, [p.top_k for p in params]).long() if use_k else None,
         _column(logits, [p.top_p for p in params]) if use_p else None,
         _column(logits, [p.min_p for p in params]) if use_min else None,
     )
-    draws = uniform([s.request.seed for s in sequences], [len(s.token_ids) for s in sequences])
-    return pick(kept, torch.from_numpy(draws).to(logits.device))
+
+
+def _drawn_from(logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
+    """Return logits [K, V] after temperature, what the filters drop as minus infinity; a greedy row as it is."""
+    out = logits.clone()
+    for key, rows in _groups(sequences, logits.shape[1]).items():
+        kept = _kept(logits[rows], [sequences[row] for row in rows], *key)
+        temperature = _column(logits, [sequences[row].request.params.temperature for row in rows])
+        scaled = (logits[rows].double() / temperature[:, None]).float()
+        dense = kept.weights if kept.ids is None else torch.zeros_like(scaled, dtype=torch.float64)
+        if kept.ids is not None:
+            dense.scatter_(1, kept.ids, kept.weights)
+        out[rows] = scaled.masked_fill(dense == 0, -math.inf)
+    return out
 
 
 def pick(kept: Candidates, u: Tensor) -> Tensor:
@@ -67,10 +160,12 @@ def _column(like: Tensor, values: Rows[float]) -> Tensor:
 
 def effective(params: SamplingParams) -> str:
     """Return in words what the parameters amount to, for logs and reports."""
-    if params.greedy:
-        return "greedy"
-    parts = [f"temperature {params.temperature:g}"]
-    parts += [f"top-k {params.top_k}"] if params.top_k > 0 else []
-    parts += [f"top-p {params.top_p:g}"] if params.top_p < 1 else []
-    parts += [f"min-p {params.min_p:g}"] if params.min_p > 0 else []
+    parts = ["greedy"] if params.greedy else [f"temperature {params.temperature:g}"]
+    if not params.greedy:
+        parts += [f"top-k {params.top_k}"] if params.top_k > 0 else []
+        parts += [f"top-p {params.top_p:g}"] if params.top_p < 1 else []
+        parts += [f"min-p {params.min_p:g}"] if params.min_p > 0 else []
+    for name, neutral in (("repetition", 1.0), ("presence", 0.0), ("frequency", 0.0)):
+        value = getattr(params, f"{name}_penalty")
+        parts += [f"{name} penalty {value:g}"] if value != neutral else []
     return ", ".join(parts)

@@ -4,58 +4,87 @@ There is no prefill phase and no decode phase: each sequence has tokens, of whic
 computes the next ones. A decode step is the case where one is missing.
 """
 
-__all__ = ["Schedule", "Scheduler"]
+__all__ = ["Scheduler"]
 
-from collections import deque
-from dataclasses import dataclass
+import heapq
+from collections.abc import Callable
 from time import perf_counter
-
-import numpy as np
 
 from xinfer.engine.kv_cache import BlockPool
 from xinfer.engine.runner import RunnerInfo
-from xinfer.engine.types import Batch, Limits, Sequence, State
+from xinfer.engine.schedule import Schedule
+from xinfer.engine.types import Limits, Sequence, State
+from xinfer.errors import OverloadedError
 
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """One step's plan: `counts[i]` new tokens of `sequences[i]`; the `sampled` ones get a token, in this order."""
-
-    sequences: list[Sequence]
-    counts: list[int]
-    sampled: list[Sequence]
-    batch: Batch
-    preemptions: int
+_PRIORITY_STEPS = 256  # steps that a request of the next lower priority waits for one that has just come
+_STEP_TOKENS = 64  # tokens of prompt and output for which a request yields to those that come a step later
 
 
 class Scheduler:
-    """First come, first served. A sequence that finds no block takes those of the one that came last."""
+    """Chooses each step's tokens: one for each sequence that decodes, then prompts, then requests that wait.
 
-    def __init__(self, limits: Limits, info: RunnerInfo) -> None:
-        self.limits = limits
-        self.pool = BlockPool(info.num_blocks, info.block_size)
-        self.waiting: deque[Sequence] = deque()
+    A sequence that finds no block takes those of the youngest one of the lowest priority; what that had computed is
+    computed again later. Policies:
+
+    - `fcfs`: in the order of arrival.
+    - `priority`: by a virtual time: the step of arrival, later by 256 steps for each number of `Request.priority` and
+      by one for each 64 tokens of prompt and output. So urgent and short requests overtake, yet nothing starves:
+      whoever waits is ahead of all that come late enough. One that waits in vain takes the place of a running one
+      whose virtual time is later by a whole priority.
+
+    Args:
+        separate: never compute prompts and generated tokens in one step, and generated ones only one at a time, for
+            runners in which a row depends on that (`decode_differs`).
+        clock: seconds, for the times at which states begin.
+    """
+
+    def __init__(
+        self, limits: Limits, info: RunnerInfo, separate: bool = False, clock: Callable[[], float] = perf_counter
+    ) -> None:
+        self.limits, self.separate, self.clock = limits, separate, clock
+        self.pool = BlockPool(info, limits.prefix_cache)
         self.running: list[Sequence] = []
+        self._waiting: list[tuple[tuple[float, int, int], Sequence]] = []  # a heap; those that left it stay until met
+        self.num_waiting = 0
         self._freed: list[int] = []
+        self._steps = 0
+        self._prefilled = False  # whether the last step computed prompts, where they are kept apart
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence waits or runs."""
-        return bool(self.waiting or self.running)
+        return bool(self.num_waiting or self.running)
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Those that wait, the next one first."""
+        return [entry[1] for entry in sorted(e for e in self._waiting if e[1].queued)]
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
-        sequence.enter(State.WAITING, perf_counter())
-        self.waiting.append(sequence)
+        """Queue a sequence; a full queue is an `OverloadedError`."""
+        if self.num_waiting >= self.limits.max_queue:
+            raise OverloadedError(
+                f"{self.num_waiting} requests wait already, and engine.max_queue={self.limits.max_queue}: "
+                "try again later, or raise it"
+            )
+        request = sequence.request
+        virtual = 0.0
+        if self.limits.policy == "priority":
+            virtual = self._steps + _PRIORITY_STEPS * request.priority + sequence.limit / _STEP_TOKENS
+        sequence.key = (virtual, request.arrival, sequence.sample)
+        for sample in (sequence, *sequence.siblings):
+            sample.enter(State.WAITING, self.clock())
+        self._push(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or aborted sequence out, wherever it is, and its blocks with it."""
-        if sequence.state is State.RUNNING:
+        if sequence.running:
             self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        elif sequence.queued:
+            sequence.queued = False
+            self.num_waiting -= 1
         self._freed += self.pool.release(sequence)
-        sequence.enter(State.FINISHED, perf_counter())
+        sequence.enter(State.FINISHED, self.clock())
 
     def take_freed(self) -> list[int]:
         """Return the blocks given back since the last call, less those that somebody holds again."""
@@ -63,67 +92,148 @@ class Scheduler:
         return self.pool.only_free(freed) if freed else freed
 
     def schedule(self) -> Schedule:
-        """Choose the next step's tokens: first for those that run, oldest first, then for those that wait."""
-        chosen: list[Sequence] = []
-        counts: list[int] = []
-        budget, preemptions = self.limits.max_num_batched_tokens, 0
-        for sequence in list(self.running):
-            if not budget or sequence.state is not State.RUNNING:
-                continue
-            count = min(len(sequence.token_ids) - sequence.num_computed, budget)
-            while not self.pool.grow(sequence, sequence.num_computed + count):
-                preemptions += 1
-                if self._preempt_last() is sequence:
-                    break
-            else:
-                chosen.append(sequence)
-                counts.append(count)
-                budget -= count
-        while self.waiting and budget and not preemptions and len(self.running) < self.limits.max_num_seqs:
-            sequence = self.waiting[0]
-            count = min(len(sequence.token_ids), budget)
-            if not self.pool.grow(sequence, count):
+        """Choose the next step's tokens."""
+        plan = Schedule(self.limits.max_num_batched_tokens, self.limits.logits_rows)
+        self._steps += 1
+        decoding = [s for s in self.running if self._decodes(s)]
+        prefilling = [s for s in self.running if not self._decodes(s)] if len(decoding) < len(self.running) else []
+        prefilling.sort(key=lambda s: s.key)
+        prompts_first = self.separate and not self._prefilled
+        for turn in (False, True) if not prompts_first else (True, False):
+            if self.separate and plan.sequences:
                 break
-            self.running.append(self.waiting.popleft())
-            sequence.enter(State.RUNNING, perf_counter())
-            chosen.append(sequence)
-            counts.append(count)
-            budget -= count
-        assert chosen or not self.has_work, "a sequence was admitted that the cache can't hold"
-        sampled = [s for s, n in zip(chosen, counts, strict=True) if s.num_computed + n == len(s.token_ids)]
-        return Schedule(chosen, counts, sampled, make_batch(chosen, counts, self.pool.block_size), preemptions)
+            for sequence in prefilling if turn else decoding:
+                self._continue(plan, sequence)
+            if turn:
+                self._admit(plan)
+            self._prefilled = turn
+        assert plan.sequences or not self.has_work, "a sequence was admitted that the cache can't hold"
+        plan.lay_out(self.pool)
+        return plan
 
-    def _preempt_last(self) -> Sequence:
-        """Put the youngest running sequence back in front of the queue; its tokens will be computed again."""
-        victim = self.running.pop()
+    def computed(self, sequence: Sequence, count: int) -> None:
+        """Note that so many tokens more are in the cache; what of them is whole can be reused."""
+        sequence.num_computed += count
+        self.pool.register(sequence, sequence.num_prompt if self.separate else None)
+
+    def fork(self, sequence: Sequence) -> None:
+        """Let the other samples go on from a prompt that has just been computed."""
+        siblings, sequence.siblings = sequence.siblings, []
+        for sibling in siblings:
+            sibling.key = (*sequence.key[:2], sibling.sample)
+            sibling.history = list(sequence.history)
+            sibling.num_cached = sequence.num_cached
+            if len(self.running) < self.limits.max_num_seqs:
+                sibling.state = sequence.state
+                self.pool.fork(sequence, sibling)
+                self.running.append(sibling)
+            else:
+                sibling.enter(State.PREEMPTED, self.clock())
+                self._push(sibling)
+
+    def _decodes(self, sequence: Sequence) -> bool:
+        """Whether what comes next is a generated token, rather than a prompt or a text computed again."""
+        missing = len(sequence.token_ids) - sequence.num_computed
+        if self.separate:
+            return sequence.num_computed >= sequence.num_prompt or sequence.num_prompt == 1
+        return missing == 1 and sequence.num_computed >= sequence.num_prompt
+
+    def _continue(self, plan: Schedule, sequence: Sequence) -> None:
+        """Take a running sequence in, if budget and blocks are there, or can be had from others."""
+        if not sequence.running or not (count := self._count(plan, sequence)):
+            sequence.draft.clear()
+            return
+        self._trim_draft(plan, sequence, count)
+        if sequence.draft and not self.pool.grow(sequence, sequence.num_computed + count + len(sequence.draft)):
+            sequence.draft.clear()  # a guess is not worth anybody's place
+        while not self.pool.grow(sequence, sequence.num_computed + count):
+            victim = max(self.running, key=lambda s: (s.request.priority, s.request.arrival, s.sample))
+            self._preempt(plan, victim)
+            if victim is sequence:
+                return
+        plan.take(sequence, count)
+
+    def _count(self, plan: Schedule, sequence: Sequence) -> int:
+        """Return how many of the sequence's tokens fit into this step."""
+        missing = len(sequence.token_ids) - sequence.num_computed
+        if self.separate:
+            missing = 1 if self._decodes(sequence) else sequence.num_prompt - sequence.num_computed
+        count = min(missing, plan.budget)
+        if sequence.scores:
+            count = min(count, plan.logits_rows)
+        elif sequence.num_computed + count == len(sequence.token_ids) and not plan.logits_rows:
+            return 0
+        if self.separate and missing > 1:  # neither this piece nor the last may be a single token
+            count -= missing - count == 1
+            count = count if count > 1 else 0
+        return count
+
+    def _trim_draft(self, plan: Schedule, sequence: Sequence, count: int) -> None:
+        """Leave no more of a draft than the step, the logits, and the sequence's end allow."""
+        if sequence.draft:
+            complete = sequence.num_computed + count == len(sequence.token_ids)
+            left = sequence.limit - len(sequence.token_ids) - 1
+            del sequence.draft[max(0, min(left, plan.budget - count, plan.logits_rows - 1) if complete else 0) :]
+
+    def _admit(self, plan: Schedule) -> None:
+        """Let those that wait begin, the next one first, as long as there is room for all of one's tokens."""
+        if plan.preemptions:
+            return  # there was not even room for those that run
+        while plan.budget > 0 and (sequence := self._next()) is not None:
+            if len(self.running) >= self.limits.max_num_seqs or not self.pool.admit(sequence, self._reusable(sequence)):
+                if not self._overtakes(plan, sequence):
+                    return
+                continue
+            known = sequence.num_computed
+            count = self._count(plan, sequence)
+            if not count or not self.pool.grow(sequence, known + count):
+                self._freed += self.pool.release(sequence)
+                return
+            if sequence.num_prompt >= len(sequence.token_ids):
+                sequence.num_cached = known
+            plan.looked_up += self._reusable(sequence)
+            plan.found += known
+            heapq.heappop(self._waiting)
+            sequence.queued = False
+            self.num_waiting -= 1
+            self.running.append(sequence)
+            sequence.enter(State.PREFILL, self.clock())
+            plan.take(sequence, count)
+
+    def _reusable(self, sequence: Sequence) -> int:
+        """Return how many tokens may come from the cache: at least one is computed, for there must be logits."""
+        if not self.limits.prefix_cache or sequence.scores:
+            return 0
+        return max(0, sequence.num_prompt - 2 if self.separate else len(sequence.token_ids) - 1)
+
+    def _overtakes(self, plan: Schedule, sequence: Sequence) -> bool:
+        """Put a running sequence aside for one that waits, if the policy says that this one is due much earlier."""
+        if self.limits.policy != "priority" or not self.running:
+            return False
+        victim = max(self.running, key=lambda s: s.key)
+        due = victim.key[0] >= sequence.key[0] + _PRIORITY_STEPS
+        if due:
+            self._preempt(plan, victim)
+        return due
+
+    def _preempt(self, plan: Schedule, victim: Sequence) -> None:
+        """Put a running sequence back among those that wait; its tokens will be computed again."""
+        plan.drop(victim)
+        plan.preemptions += 1
+        self.running.remove(victim)
         self._freed += self.pool.release(victim)
-        victim.enter(State.PREEMPTED, perf_counter())
-        self.waiting.appendleft(victim)
-        return victim
+        victim.draft.clear()
+        if victim.scores:
+            victim.prompt_logprobs.clear()
+        victim.enter(State.PREEMPTED, self.clock())
+        self._push(victim)
 
+    def _push(self, sequence: Sequence) -> None:
+        heapq.heappush(self._waiting, (sequence.key, sequence))
+        sequence.queued = True
+        self.num_waiting += 1
 
-def make_batch(sequences: list[Sequence], counts: list[int], block_size: int) -> Batch:
-    """Lay the next `counts[i]` tokens of each sequence end to end; logits are wanted where a sequence is complete."""
-    length = np.array(counts, np.int32)
-    start = np.array([s.num_computed for s in sequences], np.int32)
-    context = start + length
-    ends = np.cumsum(length, dtype=np.int32)
-    positions = np.arange(int(ends[-1]) if counts else 0, dtype=np.int32)
-    positions += np.repeat(start - (ends - length), length)
-    tables = np.full((len(sequences), max((len(s.blocks) for s in sequences), default=0)), -1, np.int32)
-    for row, sequence in zip(tables, sequences, strict=True):
-        row[: len(sequence.blocks)] = sequence.blocks
-    owner = np.repeat(np.arange(len(sequences)), length)
-    slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    complete = context == np.array([len(s.token_ids) for s in sequences], np.int32)
-    new = (s.token_ids[s.num_computed : s.num_computed + n] for s, n in zip(sequences, counts, strict=True))
-    return Batch(
-        token_ids=np.array([token for tokens in new for token in tokens], np.int32),
-        positions=positions,
-        query_starts=np.concatenate([np.zeros(1, np.int32), ends]),
-        context_lens=context,
-        block_tables=tables,
-        slot_mapping=slots,
-        sample_at=(ends - 1)[complete],
-        adapters=np.zeros(len(sequences), np.int32),
-    )
+    def _next(self) -> Sequence | None:
+        while self._waiting and not self._waiting[0][1].queued:
+            heapq.heappop(self._waiting)
+        return self._waiting[0][1] if self._waiting else None

@@ -12,10 +12,12 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class GenerateStats:
-    """One request's tokens and times (milliseconds; rates per second; null where there is nothing to divide).
+    """One sample's tokens and times (milliseconds; rates per second; null where there is nothing to divide).
 
-    `prefill_ms` runs from the first step that had the request to its first token, `decode_ms` from the first token to
-    the last, so `tpot_ms = decode_ms / (generated_tokens - 1)`: the first token comes from prefill.
+    `queue_ms` is the time until it first ran, `prefill_ms` the time that it then took, while it was running, until its
+    first token; `decode_ms` goes from the first token to the last, so `tpot_ms = decode_ms / (generated_tokens - 1)`:
+    the first token comes from prefill. `cached_tokens` of the prompt were not computed for it: they were in the prefix
+    cache, or another sample of the same request computed them.
     """
 
     prompt_tokens: int
@@ -31,35 +33,50 @@ class GenerateStats:
     itl_ms: tuple[float, ...]
     e2e_ms: float
     seed: int
+    sample: int = 0
 
 
 def request_stats(
-    prompt_tokens: int, arrived: float, started: float | None, token_times: Sequence[float], ended: float, seed: int
+    prompt_tokens: int,
+    cached_tokens: int,
+    history: Sequence[tuple[str, float]],
+    token_times: Sequence[float],
+    seed: int,
+    sample: int = 0,
 ) -> GenerateStats:
-    """Compute a request's figures from the times (seconds) at which things happened to it."""
+    """Compute a sample's figures from the times (seconds) at which its states began and its tokens were there."""
     generated = len(token_times)
     first, last = (token_times[0], token_times[-1]) if token_times else (None, None)
-    prefill = (first - started) * 1e3 if first is not None and started is not None else None
+    arrived, ended = history[0][1], history[-1][1]
+    started = next((when for state, when in history if state == "prefill"), None)
+    prefill = _time_in("prefill", history, first) if first is not None else None
     decode = (last - first) * 1e3 if first is not None and last is not None and generated > 1 else None
     return GenerateStats(
         prompt_tokens=prompt_tokens,
-        cached_tokens=0,
+        cached_tokens=cached_tokens,
         generated_tokens=generated,
         queue_ms=(started - arrived) * 1e3 if started is not None else None,
         prefill_ms=prefill,
         decode_ms=decode,
-        prefill_tok_s=_rate(prompt_tokens, prefill),
+        prefill_tok_s=_rate(prompt_tokens - cached_tokens, prefill),
         decode_tok_s=_rate(generated, decode),
         ttft_ms=(first - arrived) * 1e3 if first is not None else None,
         tpot_ms=decode / (generated - 1) if decode is not None else None,
         itl_ms=tuple((later - earlier) * 1e3 for earlier, later in pairwise(token_times)),
         e2e_ms=(ended - arrived) * 1e3,
         seed=seed,
+        sample=sample,
     )
 
 
+def _time_in(state: str, history: Sequence[tuple[str, float]], until: float) -> float:
+    """Return the milliseconds spent in a state before a time."""
+    stretches = ((begin, end) for (name, begin), (_, end) in pairwise([*history, ("", until)]) if name == state)
+    return sum(max(0.0, min(end, until) - begin) for begin, end in stretches) * 1e3
+
+
 def _rate(count: int, milliseconds: float | None) -> float | None:
-    return count / (milliseconds / 1e3) if milliseconds else None
+    return count / (milliseconds / 1e3) if count and milliseconds else None
 
 
 def percentile(samples: Iterable[float | None], q: float) -> float | None:
@@ -82,17 +99,18 @@ def summarize(stats: Sequence[GenerateStats], duration_s: float) -> dict[str, An
         "e2e_ms": [s.e2e_ms for s in stats],
         "itl_ms": [gap for s in stats for gap in s.itl_ms],
     }
+    whole = [s for s in stats if s.sample == 0]  # the samples of a request share its prompt
     generated = sum(s.generated_tokens for s in stats)
-    prefill, decode = _total([s.prefill_ms for s in stats]), _total([s.decode_ms for s in stats])
+    prefill, decode = _total([s.prefill_ms for s in whole]), _total([s.decode_ms for s in stats])
     return {
-        "requests": len(stats),
+        "requests": len(whole),
         "duration_s": duration_s,
-        "prompt_tokens": sum(s.prompt_tokens for s in stats),
-        "cached_tokens": sum(s.cached_tokens for s in stats),
+        "prompt_tokens": sum(s.prompt_tokens for s in whole),
+        "cached_tokens": sum(s.cached_tokens for s in whole),
         "generated_tokens": generated,
         "prefill_ms": prefill,
         "decode_ms": decode,
-        "prefill_tok_s": _rate(sum(s.prompt_tokens - s.cached_tokens for s in stats if s.prefill_ms), prefill),
+        "prefill_tok_s": _rate(sum(s.prompt_tokens - s.cached_tokens for s in whole if s.prefill_ms), prefill),
         "decode_tok_s": _rate(sum(s.generated_tokens for s in stats if s.decode_ms), decode),
         "output_tok_s": generated / duration_s if duration_s else None,
         **{name: percentile(values, 50) for name, values in samples.items()},

@@ -1,34 +1,29 @@
-"""The data that flows through the engine. No logic lives here beyond checking what users send."""
+"""The data that flows through the engine. No logic lives here."""
 
 __all__ = [
     "Batch",
     "FinishReason",
     "Limits",
     "Request",
-    "RequestOutput",
     "SamplingParams",
     "Sequence",
     "State",
-    "StepOutput",
-    "StepStats",
-    "TokenOutput",
+    "TokenLogprobs",
 ]
 
-import math
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xinfer.engine.detokenizer import TextStream
-from xinfer.engine.random import MAX_SEED
-from xinfer.engine.stats import GenerateStats
-from xinfer.errors import RequestError
+from xinfer.engine.params import SamplingParams
+from xinfer.errors import ConfigError
+
+POLICIES = ("fcfs", "priority")
+DETERMINISM = ("fast", "invariant")
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -36,111 +31,71 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine will ask of a runner at most; the same numbers bound the scheduler.
+    """What the engine will ask of a runner at most, and how it shares that out; `conf/engine` has the same keys.
 
     Attributes:
         max_model_len: tokens of prompt and output together; None leaves it to the model.
         max_num_seqs: sequences in one step.
         max_num_batched_tokens: tokens in one step, over all sequences.
+        max_logits_rows: rows of logits in one step; None for as many as sequences, and at least 128.
+        max_queue: requests that may wait; one more is refused.
         kv_memory: for the KV cache, bytes, or a fraction of the memory that is free; None for just enough for
             `max_num_seqs` sequences of `max_model_len`, within half of the free memory.
+        prefix_cache: keep the KV of prompts that have ended, for those that begin alike.
+        policy: `fcfs`, first come, first served; or `priority`, see `Scheduler`.
+        determinism: `fast`, or `invariant`: a request's tokens and logprobs are the same bit for bit whoever shares its
+            steps, however its prompt is cut, put aside, or found in the cache.
     """
 
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 2048
+    max_logits_rows: int | None = None
+    max_queue: int = 100_000
     kv_memory: float | None = None
-
-    @property
-    def max_logits_rows(self) -> int:
-        """Rows of logits that one step asks for at most: one for each sequence."""
-        return self.max_num_seqs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How one request's tokens are chosen. Names and defaults are vLLM's; out of range is a `RequestError`.
-
-    Attributes:
-        temperature: 0 takes the likeliest token (ties: the lowest id), whatever seed and filters say.
-        top_k: keep this many of the likeliest tokens; 0 or -1 keeps all.
-        top_p: of these, keep the fewest whose probability reaches this.
-        min_p: drop tokens less likely than this share of the likeliest one's probability.
-        seed: 0 to 2**64 - 1; None derives it from the run's seed and the request's index.
-        max_tokens: tokens to generate at most; None fills the context.
-        stop: the text ends before the first of these strings.
-        stop_token_ids: tokens that end the text, besides the model's own.
-        ignore_eos: go on after the model's end-of-sequence tokens.
-        include_stop_str_in_output: keep the stop string or stop token in the text.
-        skip_special_tokens: leave special tokens out of the text.
-        extra: arguments of logits processors, by the processor's name.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = 16
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    prefix_cache: bool = True
+    policy: str = "fcfs"
+    determinism: str = "fast"
 
     def __post_init__(self) -> None:
-        put = partial(object.__setattr__, self)  # plain numbers, so that records can hold them
-        put("temperature", _number("temperature", self.temperature, math.inf))
-        put("top_p", _number("top_p", self.top_p, 1))
-        put("min_p", _number("min_p", self.min_p, 1))
-        put("top_k", _integer("top_k", self.top_k, -1))
-        if self.seed is not None:
-            put("seed", _integer("seed", self.seed, 0, MAX_SEED))
-        if self.max_tokens is not None:
-            put("max_tokens", _integer("max_tokens", self.max_tokens, 1))
-        put("stop", (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop))
-        if not all(isinstance(s, str) and s for s in self.stop):
-            raise RequestError(f"stop={list(self.stop)!r}: each must be a text of at least one character")
-        ids = _tuple("stop_token_ids", self.stop_token_ids)
-        put("stop_token_ids", tuple(_integer("stop_token_ids", token_id, 0) for token_id in ids))
+        numbers = (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_logits_rows",
+            "max_queue",
+            "kv_memory",
+        )
+        for name in numbers:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"engine.{name}={value} is out of range: a number above zero is expected")
+        for name, choices in (("policy", POLICIES), ("determinism", DETERMINISM)):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"engine.{name}={getattr(self, name)!r} is unknown (there are: {', '.join(choices)})")
+        if self.logits_rows < self.max_num_seqs:
+            raise ConfigError(
+                f"engine.max_logits_rows={self.max_logits_rows} is less than engine.max_num_seqs={self.max_num_seqs}: "
+                "each sequence needs a row"
+            )
 
     @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token is taken, so that the seed does not matter."""
-        return self.temperature == 0 or self.top_k == 1
+    def logits_rows(self) -> int:
+        """Rows of logits in one step at most."""
+        return self.max_logits_rows or max(128, self.max_num_seqs)
 
-
-def _number(name: str, value: object, high: float) -> float:
-    number = math.nan
-    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            number = float(value)
-    if not 0 <= number <= high or math.isinf(number):
-        bound = f"from 0 to {high}" if high < math.inf else "of at least 0"
-        raise RequestError(f"{name}={value!r} is out of range: a finite number {bound} is expected")
-    return number
-
-
-def _integer(name: str, value: object, low: int, high: float = math.inf) -> int:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or not low <= int(value) <= high:  # type: ignore[call-overload]
-        bound = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
-        raise RequestError(f"{name}={value!r} is out of range: a whole number {bound} is expected")
-    return int(value)  # type: ignore[call-overload, no-any-return]
-
-
-def _tuple(name: str, value: object) -> tuple[Any, ...]:
-    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
-        raise RequestError(f"{name}={value!r} is not a list")
-    return tuple(value)
+    @property
+    def invariant(self) -> bool:
+        """Whether a request's tokens may depend on nothing but the request."""
+        return self.determinism == "invariant"
 
 
 class State(StrEnum):
-    """Where a sequence is."""
+    """Where a sequence is. One that runs is in `PREFILL` until its first token, and again after it was put aside."""
 
     WAITING = "waiting"
-    RUNNING = "running"
+    PREFILL = "prefill"
+    DECODE = "decode"
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
@@ -151,12 +106,21 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    TIMEOUT = "timeout"
     ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asked for, as token ids. `index` counts the requests of a run and gives each its own seed."""
+    """What a user asked for, as token ids. `index` counts the requests of a run and gives each its own seed.
+
+    Attributes:
+        priority: lower goes first, where the policy is `priority`.
+        deadline: the time of the engine's clock at which it ends, done or not.
+        cache_salt: the KV of this request is shared only with requests of the same salt.
+        bad_words: token ids of each of `params.bad_words`, as often as there are ways to write it.
+        arrival: how many requests had come before; orders what else is equal.
+    """
 
     request_id: str
     index: int
@@ -164,32 +128,74 @@ class Request:
     params: SamplingParams
     seed: int
     eos_token_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    deadline: float | None = None
+    cache_salt: str = ""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    arrival: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One token's log-probability (or logit, as `logprobs_mode` says), and those of the likeliest tokens there.
+
+    Attributes:
+        rank: how many tokens are likelier, plus one.
+        top: (token id, value) by falling value; of equals the lowest id first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A request on its way: its tokens, how many of them are in the KV cache, and where.
+    """One sample of a request on its way: its tokens, how many of them are in the KV cache, and where.
 
     Attributes:
         token_ids: prompt, then output.
-        num_computed: how many of them have their keys and values in the cache.
-        blocks: the cache blocks that hold them, in order.
         limit: `len(token_ids)` at which the sequence ends for length.
-        history: each state with the time (`time.perf_counter()`) at which it began.
+        sample: which of the request's `n` samples this is.
+        siblings: the other samples, as long as they have the prompt still to share.
+        num_computed: how many tokens have their keys and values in the cache.
+        num_cached: how many of these were found there when the sequence first ran.
+        blocks: the cache blocks that hold them, in order.
+        chain: for each chunk of the cache's grain, as far as asked for, the hash of all tokens up to its end.
+        num_known: how many of these chunks the cache was told of.
+        draft: tokens guessed to come next, checked in this step.
+        key: its place among those that wait; the smallest goes first. `queued` while it is one of them.
+        adjusts: whether its parameters change logits before temperature.
+        counts: how often each token of prompt and output occurs in the output; kept only for penalties.
+        history: each state with the time of the engine's clock at which it began.
         token_times: when each output token was there.
+        prompt_logprobs: of the prompt's second token and those after it, as far as computed.
     """
 
     request: Request
     token_ids: list[int]
     limit: int
     text: TextStream | None = None
+    sample: int = 0
+    siblings: list["Sequence"] = field(default_factory=list)
     num_computed: int = 0
+    num_cached: int = 0
     blocks: list[int] = field(default_factory=list)
+    chain: list[bytes] = field(default_factory=list)
+    num_known: int = 0
+    draft: list[int] = field(default_factory=list)
+    key: tuple[float, int, int] = (0.0, 0, 0)
+    queued: bool = False
+    adjusts: bool = False
+    counts: Counter[int] | None = None
     state: State = State.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
     history: list[tuple[State, float]] = field(default_factory=list)
     token_times: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def num_prompt(self) -> int:
@@ -200,6 +206,17 @@ class Sequence:
     def output_token_ids(self) -> list[int]:
         """Tokens generated so far."""
         return self.token_ids[self.num_prompt :]
+
+    @property
+    def running(self) -> bool:
+        """Whether it takes part in steps."""
+        return self.state is State.PREFILL or self.state is State.DECODE
+
+    @property
+    def scores(self) -> bool:
+        """Whether logprobs of its prompt are still to be computed."""
+        wanted = self.request.params.prompt_logprobs is not None and self.sample == 0
+        return wanted and len(self.prompt_logprobs) < self.num_prompt - 1
 
     def enter(self, state: State, now: float) -> None:
         """Change state and remember when."""
@@ -232,66 +249,3 @@ class Batch:
     slot_mapping: Int64
     sample_at: Int32
     adapters: Int32
-
-
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
-    """One token of one request, with the text that became certain with it."""
-
-    request: Request
-    token_id: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """A request's result. `text` is the deltas of its `TokenOutput`s joined, and the held-back tail."""
-
-    request_id: str
-    index: int
-    prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    text: str
-    tail: str
-    finish_reason: FinishReason
-    params: SamplingParams
-    seed: int
-    stats: GenerateStats
-    history: tuple[tuple[str, float], ...]
-    token_times: tuple[float, ...]
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepStats:
-    """What one step did and how long its parts took, in milliseconds; the parts add up to `step_ms`.
-
-    `kv_tokens` counts the tokens whose keys and values the step reads: each sequence's context. `time` is that of
-    `time.perf_counter()` when the step began. Tokens computed again after a preemption count as prefill.
-    """
-
-    step: int
-    time: float
-    stage: str
-    prefill_tokens: int
-    decode_tokens: int
-    batch_size: int
-    scheduler_queue_length: int
-    preemptions: int
-    kv_tokens: int
-    kv_blocks_used: int
-    kv_blocks_free: int
-    schedule_ms: float
-    forward_ms: float
-    sample_ms: float
-    output_ms: float
-    step_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What one step brought."""
-
-    tokens: tuple[TokenOutput, ...]
-    finished: tuple[RequestOutput, ...]
-    stats: StepStats

@@ -98,6 +98,13 @@ class Model:
         return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
     @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """What generation_config.json says of sampling, by the names of `SamplingParams`; a GGUF file says nothing."""
+        given = {} if isinstance(self._source, GgufFile) else self._source.generation_config
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        return {name: given[name] for name in names if given.get(name) is not None}
+
+    @property
     def files(self) -> list[Path]:
         """The files that hold the weights."""
         if self.load_format == "dummy":

@@ -14,7 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import IO, Any
 
-from xinfer.engine.types import Request, RequestOutput, StepOutput
+from xinfer.engine.outputs import RequestOutput, StepOutput
+from xinfer.engine.types import Request, TokenLogprobs
 from xinfer.errors import ConfigError
 
 SCHEMA = 1
@@ -84,11 +85,14 @@ class RunRecord:
             entry = {
                 "event": "output",
                 "index": output.index,
+                "sample": output.sample,
                 "time": self._since_start(output.history[-1][1]),
                 "finish_reason": output.finish_reason,
                 "error": output.error,
                 "text": self._private(output.text),
                 "token_ids": self._private(list(output.token_ids)),
+                "logprobs": self._private(_plain(output.logprobs)),
+                "prompt_logprobs": self._private(_plain(output.prompt_logprobs)),
                 "history": [(state, self._since_start(when)) for state, when in output.history],
                 "stats": asdict(output.stats),
             }
@@ -135,6 +139,10 @@ class RunRecord:
         if self._text == "off":
             return None
         return {"sha256": hashlib.sha256(json.dumps(value).encode()).hexdigest()}
+
+
+def _plain(logprobs: tuple[TokenLogprobs | None, ...] | None) -> list[Any] | None:
+    return None if logprobs is None else [None if token is None else asdict(token) for token in logprobs]
 
 
 def redacted(config: Any) -> Any:

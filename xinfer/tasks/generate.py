@@ -13,10 +13,11 @@ from typing import Any
 from xinfer import hardware
 from xinfer.config import Config
 from xinfer.engine.engine import Engine, Observers
+from xinfer.engine.outputs import RequestOutput, StepOutput
 from xinfer.engine.random import fresh_seed
 from xinfer.engine.sampler import effective
 from xinfer.engine.stats import summarize
-from xinfer.engine.types import FinishReason, RequestOutput, SamplingParams, StepOutput
+from xinfer.engine.types import FinishReason, SamplingParams
 from xinfer.errors import XinferError
 from xinfer.inputs import Prompt
 from xinfer.records import RunRecord, write_report
@@ -98,7 +99,7 @@ class Generation:
 
     def add(self, prompt: Prompt, ids: list[int], chat: bool, params: SamplingParams) -> None:
         """Queue one prompt."""
-        request = self.engine.add_request(ids, params)
+        request = self.engine.add_request(ids, params, timeout_s=self.config.engine.timeout_s)
         self._queued.append(request.request_id)
         text = {"prompt": prompt.text, "system": prompt.system, "stop": list(prompt.stop), "chat": chat}
         self.record.request(request, text)
@@ -107,7 +108,7 @@ class Generation:
     def loop(self) -> None:
         """Step until all is done; show text as it comes."""
         self._started = perf_counter()
-        most = sum(s.limit - s.num_prompt for s in self.engine.scheduler.waiting)
+        most = sum((s.limit - s.num_prompt) * s.request.params.n for s in self.engine.scheduler.waiting)
         try:
             with Progress("generating", total=most) as progress:
                 for step in self.engine.run():
@@ -121,10 +122,10 @@ class Generation:
 
     def _show(self, step: StepOutput) -> None:
         for token in step.tokens:
-            self.writer.write(token.request.index, token.text)
+            self.writer.write(token.request.index * token.request.params.n + token.sample, token.text)
         for output in step.finished:
             self.outputs.append(output)
-            self.writer.finish(output.index, output.tail)
+            self.writer.finish(output.index * output.params.n + output.sample, output.tail)
             stats = output.stats
             log.info(
                 _ENDINGS[output.finish_reason],
@@ -141,6 +142,8 @@ class Generation:
         figures = summarize([output.stats for output in self.outputs], perf_counter() - self._started)
         figures["peak_memory_bytes"] = hardware.peak_memory()
         self.record.update(**self.provenance.result())
+        if self.engine.speculator is not None:
+            figures["speculation"] = self.engine.speculator.figures()
         return figures | {"roofline": self._roofline.figures(self.session.runner.info)}
 
 
@@ -148,6 +151,7 @@ _ENDINGS = {
     FinishReason.STOP: "end of sequence",
     FinishReason.LENGTH: "length reached",
     FinishReason.ABORT: "aborted",
+    FinishReason.TIMEOUT: "time is over",
     FinishReason.ERROR: "request failed",
 }
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from xinfer import hardware
+from xinfer.engine.outputs import StepOutput
 from xinfer.engine.runner import RunnerInfo
-from xinfer.engine.types import StepOutput
 from xinfer.models.cache import cache_folder
 
 

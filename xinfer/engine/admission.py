@@ -1,0 +1,121 @@
+"""What is checked of a request at the door, so that nothing that is let in can fail for its own shape later."""
+
+__all__ = ["make_request", "make_sequences"]
+
+from collections.abc import Sequence as Rows
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from xinfer.engine.detokenizer import TextStream
+from xinfer.engine.logits import LogitsProcessor, asks, check, counted
+from xinfer.engine.types import Request, SamplingParams, Sequence
+from xinfer.errors import RequestError
+
+
+class Tokenizer(Protocol):
+    """What the engine needs of a tokenizer; `encode_words(text)` too, for `bad_words`."""
+
+    def decode(self, token_ids: Rows[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of these tokens."""
+
+
+def make_request(
+    request: Request,
+    *,
+    vocab_size: int,
+    longest: int,
+    tokenizer: Tokenizer | None,
+    processors: dict[str, LogitsProcessor],
+) -> Request:
+    """Return a request as the engine runs it: plain ids, bad words as tokens; a `RequestError` says why it can't.
+
+    Args:
+        request: as the user gave it.
+        vocab_size: ids that there are.
+        longest: tokens of prompt and output that one sequence may have.
+        tokenizer: for bad words.
+        processors: those that the request may name in `params.extra`.
+    """
+    params = request.params
+    prompt = _prompt(request.prompt_token_ids, vocab_size)
+    _check_length(len(prompt), params.max_tokens, longest)
+    for name, arguments in params.extra.items():
+        if name not in processors:
+            there = ", ".join(processors) or "none"
+            raise RequestError(f"extra names {name!r}, but there is no such logits processor (there are: {there})")
+        processors[name].check(arguments)
+    request = replace(request, prompt_token_ids=prompt, bad_words=_bad_words(params, tokenizer, vocab_size))
+    check(request, vocab_size)
+    return request
+
+
+def make_sequences(request: Request, longest: int, tokenizer: Tokenizer | None) -> Sequence:
+    """Return a request's first sample, and in its `siblings` the others."""
+    most = request.params.max_tokens
+    prompt = request.prompt_token_ids
+    limit = longest if most is None else min(len(prompt) + most, longest)
+    samples = [
+        Sequence(
+            request,
+            list(prompt),
+            limit,
+            _text(request, tokenizer),
+            sample=sample,
+            adjusts=asks(request),
+            counts=counted(request),
+        )
+        for sample in range(request.params.n)
+    ]
+    samples[0].siblings = samples[1:]
+    return samples[0]
+
+
+def _text(request: Request, tokenizer: Tokenizer | None) -> TextStream | None:
+    if tokenizer is None:
+        return None
+    decode, skip = tokenizer.decode, request.params.skip_special_tokens
+    return TextStream(
+        lambda ids: decode(ids, skip),
+        request.prompt_token_ids,
+        request.params.stop,
+        request.params.include_stop_str_in_output,
+    )
+
+
+def _prompt(prompt: Rows[int], vocab_size: int) -> tuple[int, ...]:
+    if not len(prompt):
+        raise RequestError("the prompt has no tokens: give it at least one")
+    for token in prompt:
+        whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
+        if not whole or not 0 <= token < vocab_size:
+            raise RequestError(f"prompt token {token!r} is not an id of the vocabulary (0 to {vocab_size - 1})")
+    return tuple(int(token) for token in prompt)
+
+
+def _check_length(prompt: int, most: int | None, longest: int) -> None:
+    if prompt >= longest + (most == 0):
+        raise RequestError(
+            f"the prompt has {prompt} tokens, but the context holds {longest} with at least one generated: "
+            "shorten it, or raise engine.max_model_len or engine.kv_memory if model and memory allow"
+        )
+    if most is not None and prompt + most > longest:
+        raise RequestError(
+            f"the prompt's {prompt} tokens and max_tokens={most} make {prompt + most}, but the context holds "
+            f"{longest}: lower max_tokens, or leave it null to fill the context"
+        )
+
+
+def _bad_words(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return each bad word's tokens as a text begins with it and as it follows a space.
+
+    A way of writing it that needs ids beyond the model's vocabulary can't come anyway.
+    """
+    if not params.bad_words:
+        return ()
+    encode: Any = getattr(tokenizer, "encode_words", None)
+    if encode is None:
+        raise RequestError("bad_words needs a tokenizer that encodes words, and there is none")
+    ways = [tuple(encode(form)) for word in params.bad_words for form in (word, f" {word.lstrip()}")]
+    return tuple(dict.fromkeys(way for way in ways if way and max(way) < vocab_size))

@@ -1,0 +1,85 @@
+"""One step's plan: who takes part with how many tokens, and whose the rows of logits will be."""
+
+__all__ = ["Schedule"]
+
+from dataclasses import dataclass, field
+
+from xinfer.engine.batch import make_batch
+from xinfer.engine.kv_cache import BlockPool, Copy
+from xinfer.engine.types import Batch, Sequence
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One step's plan.
+
+    Attributes:
+        sequences: those that take part, each with `counts[i]` of its own tokens and after them its `draft`.
+        sampled: those that get a token, each from row `rows[i]` of the logits; its draft's rows follow that one.
+        scored: those whose prompt gets logprobs from the rows beginning at the second number, as many as the third.
+        copies: blocks that the runner copies first.
+        preemptions: sequences put aside to make room.
+        looked_up: tokens asked of the prefix cache for sequences that began to run; `found` of them were there.
+        prefill_tokens, decode_tokens, draft_tokens: computed in the step; see `StepStats`.
+    """
+
+    budget: int
+    logits_rows: int
+    sequences: list[Sequence] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    sampled: list[Sequence] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    scored: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    batch: Batch = None  # type: ignore[assignment]
+    copies: list[Copy] = field(default_factory=list)
+    preemptions: int = 0
+    looked_up: int = 0
+    found: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    draft_tokens: int = 0
+
+    def take(self, sequence: Sequence, count: int) -> None:
+        """Take a sequence in, with so many tokens."""
+        self.sequences.append(sequence)
+        self.counts.append(count)
+        self.budget -= count + len(sequence.draft)
+        self.logits_rows -= _rows(sequence, count)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a sequence out that was put aside after all."""
+        if sequence in self.sequences:
+            place = self.sequences.index(sequence)
+            count = self.counts.pop(place)
+            del self.sequences[place]
+            self.budget += count + len(sequence.draft)
+            self.logits_rows += _rows(sequence, count)
+
+    def lay_out(self, pool: BlockPool) -> None:
+        """Make the batch, and say which rows of logits are whose."""
+        wanted = [_rows(s, count) for s, count in zip(self.sequences, self.counts, strict=True)]
+        end = 0
+        for sequence, count, rows in zip(self.sequences, self.counts, wanted, strict=True):
+            end += rows
+            complete = sequence.num_computed + count == len(sequence.token_ids)
+            if complete and count == 1 and sequence.num_computed >= sequence.num_prompt:
+                self.decode_tokens += 1 + len(sequence.draft)
+                self.draft_tokens += len(sequence.draft)
+            else:
+                self.prefill_tokens += count
+            if rows and sequence.scores:
+                self.scored.append((sequence, end - rows, rows - complete))
+            if complete:
+                for sample in (sequence, *sequence.siblings):
+                    self.sampled.append(sample)
+                    self.rows.append(end - 1 - len(sequence.draft))
+        self.batch = make_batch(self.sequences, self.counts, wanted, pool.block_size)
+        self.copies, pool.copies = pool.copies, []
+
+
+def _rows(sequence: Sequence, count: int) -> int:
+    """Return how many rows of logits are wanted of the sequence's next `count` tokens and its draft: the last ones."""
+    if sequence.scores:
+        return count
+    complete = sequence.num_computed + count == len(sequence.token_ids)
+    return 1 + len(sequence.draft) if complete else 0
