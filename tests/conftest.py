@@ -19,6 +19,10 @@ settings.register_profile(
 settings.load_profile("xinfer")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--workload", type=int, help="the number of the one workload that tests/engine/test_fuzz.py runs")
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The real model's GGUF file, fetched once into the user's cache."""

@@ -104,8 +104,8 @@ class Scheduler:
                 break
             for sequence in prefilling if turn else decoding:
                 self._continue(plan, sequence)
-            if turn:
-                self._admit(plan)
+            if turn or self.separate:
+                self._admit(plan, turn)
             self._prefilled = turn
         assert plan.sequences or not self.has_work, "a sequence was admitted that the cache can't hold"
         plan.lay_out(self.pool)
@@ -125,7 +125,7 @@ class Scheduler:
             sibling.num_cached = sequence.num_cached
             if len(self.running) < self.limits.max_num_seqs:
                 sibling.state = sequence.state
-                self.pool.fork(sequence, sibling)
+                self.pool.fork(sequence, sibling, 2 if self.separate else 1)
                 self.running.append(sibling)
             else:
                 sibling.enter(State.PREEMPTED, self.clock())
@@ -175,11 +175,17 @@ class Scheduler:
             left = sequence.limit - len(sequence.token_ids) - 1
             del sequence.draft[max(0, min(left, plan.budget - count, plan.logits_rows - 1) if complete else 0) :]
 
-    def _admit(self, plan: Schedule) -> None:
-        """Let those that wait begin, the next one first, as long as there is room for all of one's tokens."""
+    def _admit(self, plan: Schedule, prompts: bool) -> None:
+        """Let those that wait begin, the next one first, as long as there is room for all of one's tokens.
+
+        A prompt of one token is computed as a generated one is: where those are kept apart, `prompts` says whose turn
+        it is.
+        """
         if plan.preemptions:
             return  # there was not even room for those that run
         while plan.budget > 0 and (sequence := self._next()) is not None:
+            if self.separate and prompts == (sequence.num_prompt == 1):
+                return
             if len(self.running) >= self.limits.max_num_seqs or not self.pool.admit(sequence, self._reusable(sequence)):
                 if not self._overtakes(plan, sequence):
                     return

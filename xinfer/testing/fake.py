@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xinfer.engine.runner import ModelRunner, RunnerInfo
+from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch
 
 EOS = 256  # the first special token of `FakeTokenizer`
@@ -60,6 +60,8 @@ class FakeRunner(ModelRunner):
 
     Args:
         vocab_size, max_model_len, block_size, num_blocks: as in `RunnerInfo`.
+        hash_size, kv_tokens, capabilities: as in `RunnerInfo`. With `decode_differs`, logits depend on how the tokens
+            of the context were computed: several of a prompt in a call, or one alone; the two never in one call.
         max_logits_rows: rows of logits that one step may ask for; None for any number.
         script: tokens to be generated: by position, or by a function of the context; None leaves it to the hash.
         nan_rows: whether the logits after this context are NaN.
@@ -72,6 +74,9 @@ class FakeRunner(ModelRunner):
         max_model_len: int = 512,
         block_size: int = 16,
         num_blocks: int = 256,
+        hash_size: int = 16,
+        kv_tokens: int = 0,
+        capabilities: frozenset[str] = frozenset({"copy", "free"}),
         max_logits_rows: int | None = None,
         script: Script | None = None,
         nan_rows: Callable[[list[int]], bool] | None = None,
@@ -81,8 +86,10 @@ class FakeRunner(ModelRunner):
             max_model_len=max_model_len,
             block_size=block_size,
             num_blocks=num_blocks,
-            levels=frozenset({"rerun", "batch", "chunk", "preempt", "cache"}),
-            capabilities=frozenset({"copy", "free"}),
+            hash_size=hash_size,
+            kv_tokens=kv_tokens,
+            levels=LEVELS,
+            capabilities=capabilities,
         )
         self.max_logits_rows = max_logits_rows
         self.freed: list[int] = []
@@ -91,6 +98,7 @@ class FakeRunner(ModelRunner):
         self._script, self._nan_rows = script, nan_rows
         self._tokens: Tokens = np.full(num_blocks * block_size, _POISON, np.int32)
         self._places: Tokens = np.full(num_blocks * block_size, _POISON, np.int32)
+        self._single: Tokens = np.zeros(num_blocks * block_size, np.int32)  # whether a token was computed alone
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Keep the new tokens, and hash each sampled row's context as it is read back from the cache."""
@@ -99,6 +107,8 @@ class FakeRunner(ModelRunner):
         self.steps += 1
         self._tokens[batch.slot_mapping] = batch.token_ids
         self._places[batch.slot_mapping] = batch.positions
+        if "decode_differs" in self.info.capabilities:
+            self._single[batch.slot_mapping] = self._alone(batch)
         lengths = batch.positions[batch.sample_at].astype(np.int64) + 1
         contexts = self._read(batch, lengths)
         logits = torch.from_numpy(_normal(_hash(contexts, lengths), self.info.vocab_size))
@@ -111,7 +121,8 @@ class FakeRunner(ModelRunner):
         """Copy the beginning of one block into another."""
         size = self.info.block_size
         assert 0 < tokens <= size
-        for kept in (self._tokens, self._places):
+        assert "copy" in self.info.capabilities
+        for kept in (self._tokens, self._places, self._single):
             kept[target * size :][:tokens] = kept[source * size :][:tokens]
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -125,6 +136,12 @@ class FakeRunner(ModelRunner):
     def close(self) -> None:
         """Allow nothing more."""
         self.closed = True
+
+    def _alone(self, batch: Batch) -> bool:
+        """Whether each sequence of this step has a single token; some having one and others several is not allowed."""
+        lengths = np.diff(batch.query_starts)
+        assert (lengths == 1).all() or (lengths > 1).all(), "generated tokens share a step with a prompt"
+        return bool((lengths == 1).all())
 
     def _slots(self, batch: Batch, rows: NDArray[np.intp], places: Tokens) -> NDArray[np.int64]:
         """Return where the block tables of these rows say that these places lie."""
@@ -140,7 +157,8 @@ class FakeRunner(ModelRunner):
         assert (slots[inside] >= 0).all(), "a context reaches past its blocks"
         assert (self._tokens[slots] != _POISON)[inside].all(), "a context has tokens that were never written, or freed"
         assert (self._places[slots] == places)[inside].all(), "a context has tokens of other positions"
-        return self._tokens[slots]
+        tokens: Tokens = self._tokens[slots] + self.info.vocab_size * self._single[slots]
+        return tokens
 
     def _alter(self, row: torch.Tensor, context: list[int]) -> None:
         token = self._script(context) if callable(self._script) else (self._script or {}).get(len(context))

@@ -74,10 +74,12 @@ class Step:
     Attributes:
         slots: [T] where keys and values are written.
         sample_at: [K] tokens whose logits are wanted; None for all.
+        longest: tokens of the longest sequence.
     """
 
     slots: Tensor
     sample_at: Tensor | None
+    longest: int
     decode: Decode | None
     prefills: tuple[Prefill, ...]
 
@@ -161,7 +163,9 @@ def plan_step(batch: Batch, block_size: int, device: torch.device) -> Step:
         rows = send(starts[single]) if prefills else None
         decode = Decode(rows, slots, send(contexts), longest, bool((contexts != longest).any()))
     everything = len(batch.sample_at) == len(batch.token_ids)
-    return Step(send(batch.slot_mapping), None if everything else send(batch.sample_at), decode, tuple(prefills))
+    sample_at = None if everything else send(batch.sample_at)
+    longest = int(batch.context_lens.max())
+    return Step(send(batch.slot_mapping), sample_at, longest, decode, tuple(prefills))
 
 
 def slots_of(table: NDArray[np.int32], places: NDArray[np.integer], block_size: int) -> NDArray[np.int64]:

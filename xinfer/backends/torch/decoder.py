@@ -6,14 +6,16 @@ tokens of the step, H hidden, Q query heads, G key/value heads, D width of a hea
 
 __all__ = ["Decoder"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xinfer.backends.torch.attention import Step
-from xinfer.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RopeSpec
+from xinfer.backends.torch.invariant import InvariantStep, Part
+from xinfer.backends.torch.rotary import Rotary, rotate
+from xinfer.models.spec import AttentionSpec, DecoderSpec, LayerSpec
 
 Load = Callable[[str], Tensor]
 
@@ -76,7 +78,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(load("q_norm.weight"), norm_eps)
             self.k_norm = RMSNorm(load("k_norm.weight"), norm_eps)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, step: Step) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, step: Step | InvariantStep) -> Tensor:
         """[T, H] to [T, H]; keys and values go into `pool`."""
         q_heads, kv_heads, dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
         qkv = self.qkv(x).view(len(x), q_heads + 2 * kv_heads, dim)
@@ -117,7 +119,7 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(load("mlp_norm.weight"), norm_eps)
         self.mlp = Mlp(spec.mlp.bias, lambda name: load(f"mlp.{name}"))
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, step: Step) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, step: Step | InvariantStep) -> Tensor:
         """[T, H] to [T, H]."""
         x = x + self.attn(self.attn_norm(x), rotation, pool, step)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
@@ -145,12 +147,12 @@ class Decoder(nn.Module):
         self.embed = nn.Parameter(load("embed.weight"), requires_grad=False)
         self.head = Linear(self.embed if spec.tied else load("head.weight"))
         ropes = dict.fromkeys(layer.attention.rope for layer in spec.layers)
-        self._frequencies = {r: torch.from_numpy(r.inverse_frequencies()).to(self.embed.device) for r in ropes}
+        self._rotary = {rope: Rotary(rope, self.embed.dtype, self.embed.device) for rope in ropes}
 
-    def forward(self, token_ids: Tensor, positions: Tensor, pools: list[Tensor], step: Step) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, pools: list[Tensor], step: Step | InvariantStep) -> Tensor:
         """Return float32 logits [K, vocabulary] of the tokens `step.sample_at`; ids and positions are [T]."""
         x = F.embedding(token_ids, self.embed)
-        rotations = {rope: self._rotation(rope, positions, x.dtype) for rope in self._frequencies}
+        rotations = {rope: rotary.at(positions, step.longest) for rope, rotary in self._rotary.items()}
         for layer, spec, pool in zip(self.layers, self.spec.layers, pools, strict=True):
             x = layer(x, rotations[spec.attention.rope], pool, step)
         if step.sample_at is not None:
@@ -158,13 +160,12 @@ class Decoder(nn.Module):
         logits: Tensor = self.head(self.norm(x)).float()
         return logits
 
-    def _rotation(self, rope: RopeSpec, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosine and signed sine, each [T, 1, D]: the sine of the first half is negative."""
-        angles = positions[:, None].float() * self._frequencies[rope]
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat([cos, cos], 1)[:, None].to(dtype), torch.cat([-sin, sin], 1)[:, None].to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of x [T, heads, D] by its angle."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    def parts(self) -> Iterator[Part]:
+        """Yield what computes rows by themselves, each kind of layer once."""
+        hidden, kinds = self.spec.hidden_size, dict(zip(self.spec.layers, self.layers, strict=True))
+        for spec, layer in kinds.items():
+            assert isinstance(layer, Layer)
+            yield Part("norm", hidden, layer.attn_norm)
+            yield Part("qkv", hidden, layer.attn.qkv)
+            yield Part("output", spec.attention.heads * spec.attention.head_dim, layer.attn.o)
+            yield Part("mlp", hidden, layer.mlp)

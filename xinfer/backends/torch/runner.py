@@ -4,18 +4,30 @@ __all__ = ["TorchRunner"]
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
+import psutil
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from xinfer.backends import BackendContext
-from xinfer.backends.torch.attention import plan_step
+from xinfer.backends.torch.attention import Step, plan_step
 from xinfer.backends.torch.decoder import Decoder
-from xinfer.engine.runner import ModelRunner, RunnerInfo
+from xinfer.backends.torch.invariant import (
+    InvariantStep,
+    Padding,
+    Part,
+    attention_is_invariant,
+    find_padding,
+    plan_invariant,
+    repeat_last,
+)
+from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import ConfigError, DeviceError
 from xinfer.hardware import available_memory, gibibytes
@@ -51,6 +63,7 @@ class TorchRunner(ModelRunner):
             "weights on the device",
             extra={"seconds": perf_counter() - started, "bytes": resident, "device": str(self.device)},
         )
+        self.padding = self._find_padding(context.limits) if context.limits.invariant else None
         longest = min(spec.max_model_len, context.limits.max_model_len or spec.max_model_len)
         blocks = cache_blocks(spec, context.limits, longest, element, self.device)
         with torch.inference_mode():
@@ -69,15 +82,52 @@ class TorchRunner(ModelRunner):
             kv_cache_bytes=sum(p.numel() * p.element_size() for p in self.pools),
             step_read_bytes=spec.step_read_parameters * element,
             kv_token_bytes=spec.kv_token_elements * element,
+            levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
+            capabilities=frozenset({"copy"}),
         )
+
+    def _find_padding(self, limits: Limits) -> Padding | None:
+        """Return with how many rows the model's matrices treat every row alike, or None where nothing makes them."""
+        started, padding = perf_counter(), None
+        parts = [(part, limits.max_num_batched_tokens) for part in self.model.parts()]
+        parts.append((Part("head", self.model.spec.hidden_size, self.model.head), limits.logits_rows))
+        attentions = {layer.attention for layer in self.model.spec.layers}
+        with torch.inference_mode():
+            if all(attention_is_invariant(a, self.dtype, self.device) for a in attentions):
+                padding = find_padding(parts, self.dtype, self.device)
+        log.info("padding found", extra={"seconds": perf_counter() - started, "padding": str(padding)})
+        return padding
 
     def forward(self, batch: Batch) -> Tensor:
         """See `ModelRunner.forward`."""
         with torch.inference_mode():
-            token_ids = torch.from_numpy(batch.token_ids).to(self.device, torch.int64)
-            positions = torch.from_numpy(batch.positions).to(self.device)
-            logits: Tensor = self.model(token_ids, positions, self.pools, plan_step(batch, _BLOCK, self.device))
-            return logits
+            token_ids: NDArray[np.integer] = batch.token_ids
+            positions: NDArray[np.integer] = batch.positions
+            if self.padding is None:
+                step: Step | InvariantStep = plan_step(batch, _BLOCK, self.device)
+            else:
+                token_ids, positions = (repeat_last(values, self.padding) for values in (token_ids, positions))
+                step = plan_invariant(batch, _BLOCK, self.padding, self.device)
+            logits: Tensor = self.model(
+                torch.from_numpy(token_ids).to(self.device, torch.int64),
+                torch.from_numpy(positions).to(self.device),
+                self.pools,
+                step,
+            )
+            return logits[: len(batch.sample_at)]
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """See `ModelRunner.copy`."""
+        with torch.inference_mode():
+            for pool in self.pools:
+                blocks = pool.view(-1, _BLOCK, pool.shape[1])
+                blocks[target, :tokens] = blocks[source, :tokens]
+
+    def metrics(self) -> Mapping[str, Any]:
+        """See `ModelRunner.metrics`."""
+        if self.device.type == "cuda":
+            return {"mem_used": torch.cuda.memory_allocated(self.device)}
+        return {"mem_used": psutil.Process().memory_info().rss}
 
     def close(self) -> None:
         """Give back the memory."""
