@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xinfer.engine.detokenizer import TextStream
+from xinfer.engine.detokenizer import Decode, TextStream
 from xinfer.engine.logits import LogitsProcessor, asks, check, counted
 from xinfer.engine.types import Request, SamplingParams, Sequence
 from xinfer.errors import RequestError
@@ -51,17 +51,18 @@ def make_request(
     return request
 
 
-def make_sequences(request: Request, longest: int, tokenizer: Tokenizer | None) -> Sequence:
-    """Return a request's first sample, and in its `siblings` the others."""
+def make_sequences(request: Request, longest: int, decode: Decode | None) -> Sequence:
+    """Return a request's first sample, and in its `siblings` the others; without `decode` they have no text."""
     most = request.params.max_tokens
     prompt = request.prompt_token_ids
     limit = longest if most is None else min(len(prompt) + most, longest)
+    stop, include = request.params.stop, request.params.include_stop_str_in_output
     samples = [
         Sequence(
             request,
             list(prompt),
             limit,
-            _text(request, tokenizer),
+            text=None if decode is None else TextStream(decode, prompt, stop, include),
             sample=sample,
             adjusts=asks(request),
             counts=counted(request),
@@ -70,18 +71,6 @@ def make_sequences(request: Request, longest: int, tokenizer: Tokenizer | None) 
     ]
     samples[0].siblings = samples[1:]
     return samples[0]
-
-
-def _text(request: Request, tokenizer: Tokenizer | None) -> TextStream | None:
-    if tokenizer is None:
-        return None
-    decode, skip = tokenizer.decode, request.params.skip_special_tokens
-    return TextStream(
-        lambda ids: decode(ids, skip),
-        request.prompt_token_ids,
-        request.params.stop,
-        request.params.include_stop_str_in_output,
-    )
 
 
 def _prompt(prompt: Rows[int], vocab_size: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """From token ids to text as they come: never half a character, never a piece of a stop string."""
 
-__all__ = ["IncrementalDecoder", "StopMatcher", "TextStream"]
+__all__ = ["Decode", "IncrementalDecoder", "StopMatcher", "TextStream", "remembering"]
 
 from collections.abc import Callable, Sequence
 
@@ -72,7 +72,24 @@ class IncrementalDecoder:
 
 def _unfinished(text: str) -> int:
     """Return how many characters at the end may still change."""
+    if not text.endswith(_REPLACEMENT):
+        return 0
     return min(_HOLD, len(text) - len(text.rstrip(_REPLACEMENT)))
+
+
+def remembering(decode: Decode) -> Decode:
+    """Return `decode` with a memory for single tokens, which are asked for again and again."""
+    alone: dict[int, str] = {}
+
+    def remembered(ids: list[int]) -> str:
+        if len(ids) != 1:
+            return decode(ids)
+        text = alone.get(ids[0])
+        if text is None:
+            text = alone[ids[0]] = decode(ids)
+        return text
+
+    return remembered
 
 
 def _split(decode: Decode, prompt: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -10,6 +10,7 @@ from time import perf_counter
 from torch import Tensor
 
 from xinfer.engine.admission import Tokenizer, make_request, make_sequences
+from xinfer.engine.detokenizer import Decode, remembering
 from xinfer.engine.logits import LogitsProcessor, count_token
 from xinfer.engine.logprobs import MODES
 from xinfer.engine.observers import NOBODY, Observers
@@ -67,6 +68,7 @@ class Engine:
         separate = _separate(runner, limits)
         self.scheduler = Scheduler(limits, runner.info, separate, clock)
         self.speculator = None if separate else speculator
+        self._decode = {skip: _decoder(tokenizer, skip) for skip in (False, True)}
         self._eos = frozenset(eos_token_ids)
         self._sequences: dict[str, list[Seq]] = {}  # the samples of each request that have not ended
         self._deadlines: list[tuple[float, str]] = []
@@ -130,7 +132,7 @@ class Engine:
             tokenizer=self.tokenizer,
             processors=self.processors,
         )
-        first = make_sequences(request, longest, self.tokenizer)
+        first = make_sequences(request, longest, self._decode[params.skip_special_tokens])
         self.scheduler.add(first)
         self._added = max(self._added, index) + 1
         self._sequences[request.request_id] = [first, *first.siblings]
@@ -270,6 +272,10 @@ class Engine:
             samples = self._sequences.get(request_id)
             if samples and samples[0].request.deadline == deadline:
                 self.abort(request_id, FinishReason.TIMEOUT)
+
+
+def _decoder(tokenizer: Tokenizer | None, skip: bool) -> Decode | None:
+    return None if tokenizer is None else remembering(lambda ids: tokenizer.decode(ids, skip))
 
 
 def _separate(runner: ModelRunner, limits: Limits) -> bool:

@@ -9,6 +9,7 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11.
 __all__ = ["MAX_SEED", "derive", "fresh_seed", "philox", "uniform"]
 
 import secrets
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +19,15 @@ MAX_SEED = 2**64 - 1
 # What a draw is for. Draws of different streams are independent, whatever their seeds and positions.
 TOKEN, SEED = 0, 1
 
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
-_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW, _SHIFT = 0xFFFFFFFF, 32
 
-Words = NDArray[np.uint64]
+Word = TypeVar("Word", NDArray[Any], int)
 
 
-def philox(key: tuple[Words, Words], counter: tuple[Words, Words, Words, Words]) -> tuple[Words, Words, Words, Words]:
-    """Run ten rounds of Philox4x32 over arrays of 32-bit words held in uint64, all of one shape [N]."""
+def philox(key: tuple[Word, Word], counter: tuple[Word, Word, Word, Word]) -> tuple[Word, Word, Word, Word]:
+    """Run ten rounds of Philox4x32 over 32-bit words: plain numbers, or arrays of uint64, all of one shape [N]."""
     k0, k1 = key
     c0, c1, c2, c3 = counter
     for _ in range(10):
@@ -34,13 +35,6 @@ def philox(key: tuple[Words, Words], counter: tuple[Words, Words, Words, Words])
         c0, c1, c2, c3 = (p1 >> _SHIFT) ^ c1 ^ k0, p1 & _LOW, (p0 >> _SHIFT) ^ c3 ^ k1, p0 & _LOW
         k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
     return c0, c1, c2, c3
-
-
-def _words(seeds: Words, positions: Words, indices: Words, stream: int) -> tuple[Words, Words]:
-    zeros = np.zeros_like(seeds)
-    key = (seeds & _LOW, seeds >> _SHIFT)
-    word0, word1, _, _ = philox(key, (positions & _LOW, indices & _LOW, zeros + np.uint64(stream), zeros))
-    return word0, word1
 
 
 def uniform(seeds: list[int], positions: list[int], indices: list[int] | None = None) -> NDArray[np.float64]:
@@ -51,19 +45,22 @@ def uniform(seeds: list[int], positions: list[int], indices: list[int] | None = 
         positions: absolute position of the token to be drawn, counted from the start of the prompt, [N].
         indices: which of a request's samples this is (zero without `n > 1`), [N].
     """
-    index = np.zeros(len(seeds), np.uint64) if indices is None else np.array(indices, np.uint64)
-    word0, word1 = _words(np.array(seeds, np.uint64), np.array(positions, np.uint64), index, TOKEN)
-    bits = ((word0 << _SHIFT) | word1) >> np.uint64(11)
-    return bits.astype(np.float64) * 2.0**-53
+    seed, position = np.array(seeds, np.uint64), np.array(positions, np.uint64)
+    zeros = np.zeros_like(seed)
+    index = zeros if indices is None else np.array(indices, np.uint64)
+    counter = (position & _LOW, index & _LOW, zeros + TOKEN, zeros)
+    word0, word1, _, _ = philox((seed & _LOW, seed >> _SHIFT), counter)
+    bits = ((word0 << _SHIFT) | word1) >> 11
+    draws: NDArray[np.float64] = bits.astype(np.float64) * 2.0**-53
+    return draws
 
 
 def derive(seed: int, index: int) -> int:
     """Return the seed of request `index` of a run whose seed is `seed`; request 0 has the run's seed itself."""
     if index == 0:
         return seed
-    one = np.array([seed], np.uint64)
-    word0, word1 = _words(one, np.array([index], np.uint64), np.zeros_like(one), SEED)
-    return int(word0[0]) << 32 | int(word1[0])
+    word0, word1, _, _ = philox((seed & _LOW, seed >> _SHIFT), (index, 0, SEED, 0))
+    return word0 << _SHIFT | word1
 
 
 def fresh_seed() -> int:

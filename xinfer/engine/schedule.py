@@ -15,6 +15,7 @@ class Schedule:
 
     Attributes:
         sequences: those that take part, each with `counts[i]` of its own tokens and after them its `draft`.
+        wanted: rows of logits for each of `sequences`.
         sampled: those that get a token, each from row `rows[i]` of the logits; its draft's rows follow that one.
         scored: those whose prompt gets logprobs from the rows beginning at the second number, as many as the third.
         copies: blocks that the runner copies first.
@@ -27,6 +28,7 @@ class Schedule:
     logits_rows: int
     sequences: list[Sequence] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     scored: list[tuple[Sequence, int, int]] = field(default_factory=list)
@@ -40,46 +42,40 @@ class Schedule:
     draft_tokens: int = 0
 
     def take(self, sequence: Sequence, count: int) -> None:
-        """Take a sequence in, with so many tokens."""
+        """Take a sequence in, with so many tokens, and with logits for those that need them: the last ones."""
+        drafts = len(sequence.draft)
+        complete = sequence.num_computed + count == len(sequence.token_ids)
+        rows = count if sequence.scores else 1 + drafts if complete else 0
         self.sequences.append(sequence)
         self.counts.append(count)
-        self.budget -= count + len(sequence.draft)
-        self.logits_rows -= _rows(sequence, count)
+        self.wanted.append(rows)
+        self.budget -= count + drafts
+        self.logits_rows -= rows
 
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence out that was put aside after all."""
         if sequence in self.sequences:
             place = self.sequences.index(sequence)
-            count = self.counts.pop(place)
             del self.sequences[place]
-            self.budget += count + len(sequence.draft)
-            self.logits_rows += _rows(sequence, count)
+            self.budget += self.counts.pop(place) + len(sequence.draft)
+            self.logits_rows += self.wanted.pop(place)
 
     def lay_out(self, pool: BlockPool) -> None:
         """Make the batch, and say which rows of logits are whose."""
-        wanted = [_rows(s, count) for s, count in zip(self.sequences, self.counts, strict=True)]
         end = 0
-        for sequence, count, rows in zip(self.sequences, self.counts, wanted, strict=True):
+        for sequence, count, rows in zip(self.sequences, self.counts, self.wanted, strict=True):
             end += rows
-            complete = sequence.num_computed + count == len(sequence.token_ids)
-            if complete and count == 1 and sequence.num_computed >= sequence.num_prompt:
-                self.decode_tokens += 1 + len(sequence.draft)
-                self.draft_tokens += len(sequence.draft)
+            computed, drafts = sequence.num_computed, len(sequence.draft)
+            complete = computed + count == len(sequence.token_ids)
+            if complete and count == 1 and computed >= sequence.num_prompt:
+                self.decode_tokens += 1 + drafts
+                self.draft_tokens += drafts
             else:
                 self.prefill_tokens += count
             if rows and sequence.scores:
                 self.scored.append((sequence, end - rows, rows - complete))
             if complete:
-                for sample in (sequence, *sequence.siblings):
-                    self.sampled.append(sample)
-                    self.rows.append(end - 1 - len(sequence.draft))
-        self.batch = make_batch(self.sequences, self.counts, wanted, pool.block_size)
+                self.sampled += [sequence, *sequence.siblings]
+                self.rows += [end - 1 - drafts] * (1 + len(sequence.siblings))
+        self.batch = make_batch(self.sequences, self.counts, self.wanted, pool.block_size)
         self.copies, pool.copies = pool.copies, []
-
-
-def _rows(sequence: Sequence, count: int) -> int:
-    """Return how many rows of logits are wanted of the sequence's next `count` tokens and its draft: the last ones."""
-    if sequence.scores:
-        return count
-    complete = sequence.num_computed + count == len(sequence.token_ids)
-    return 1 + len(sequence.draft) if complete else 0

@@ -156,6 +156,7 @@ class Sequence:
 
     Attributes:
         token_ids: prompt, then output.
+        num_prompt: how many of them are the prompt's.
         limit: `len(token_ids)` at which the sequence ends for length.
         sample: which of the request's `n` samples this is.
         siblings: the other samples, as long as they have the prompt still to share.
@@ -176,6 +177,7 @@ class Sequence:
     request: Request
     token_ids: list[int]
     limit: int
+    num_prompt: int = field(init=False)
     text: TextStream | None = None
     sample: int = 0
     siblings: list["Sequence"] = field(default_factory=list)
@@ -197,10 +199,8 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_token_ids)
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.request.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -215,8 +215,9 @@ class Sequence:
     @property
     def scores(self) -> bool:
         """Whether logprobs of its prompt are still to be computed."""
-        wanted = self.request.params.prompt_logprobs is not None and self.sample == 0
-        return wanted and len(self.prompt_logprobs) < self.num_prompt - 1
+        if self.request.params.prompt_logprobs is None or self.sample:
+            return False
+        return len(self.prompt_logprobs) < self.num_prompt - 1
 
     def enter(self, state: State, now: float) -> None:
         """Change state and remember when."""
