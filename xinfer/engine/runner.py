@@ -32,6 +32,7 @@ class RunnerInfo:
         kv_cache_bytes: memory of the KV cache.
         step_read_bytes: bytes of weights that a decode step must read; 0 where it has no meaning.
         kv_token_bytes: bytes of keys and values of one token.
+        notes: what a user may want to know of how it computes.
         levels: those of `LEVELS` that it keeps, bit for bit, with the limits that it was made with.
         capabilities: optional parts of the contract that it has: `copy`, `free`; `decode_differs` says that it keeps
             its levels only if the engine never computes prompts and generated tokens in one call, never cuts a single
@@ -50,6 +51,7 @@ class RunnerInfo:
     kv_cache_bytes: int = 0
     step_read_bytes: int = 0
     kv_token_bytes: int = 0
+    notes: tuple[str, ...] = ()
     levels: frozenset[str] = frozenset({"rerun"})
     capabilities: frozenset[str] = frozenset()
 

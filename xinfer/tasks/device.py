@@ -12,12 +12,16 @@ from xinfer import hardware
 from xinfer.config import Config
 from xinfer.hardware import Speed, gibibytes
 from xinfer.models.cache import cache_folder
+from xinfer.session import Session
 from xinfer.tasks import Job
 from xinfer.tasks.console import console
 
 
 def run(config: Config, job: Job) -> int:
-    """Print the page on standard output; speeds are measured anew, and the best of all times is remembered."""
+    """Print the page on standard output; speeds are measured anew, and the best of all times is remembered.
+
+    With `engine.determinism=invariant`, how the model's rows have to be padded for it is found out and shown.
+    """
     page = console()
     cache, machine = cache_folder(), hardware.describe()
     cpu = torch.device("cpu")
@@ -40,6 +44,10 @@ def run(config: Config, job: Job) -> int:
     table.add_row("backends", ", ".join(sorted(job.plugins.backends)))
     table.add_row("plugins", ", ".join(plugin.name for plugin in job.plugins.loaded))
     table.add_row("cache", str(_short(cache)))
+    if config.engine.determinism == "invariant":  # what that takes depends on the model's own matrices
+        runner = Session(config, job.plugins).runner
+        for note in runner.info.notes:
+            table.add_row("invariant", f"{runner.info.dtype} on {runner.info.device}: {note}")
     page.print(table)
     if warning := hardware.onnxruntime_shadowed():
         page.print(f"warning: {warning}", markup=False)

@@ -1,11 +1,12 @@
 """Random workloads for the engine, each from one number: requests that come, share prefixes, are put aside and aborted.
 
 What comes of a request must be what comes of it alone, tokens and logprobs bit for bit; no block may leak, and nobody
-may wait forever. `check` runs one workload and says what it met; a failure names the workload's number, which replays it.
+may wait forever. `check` runs one workload and says what it met; a failure names its number, which replays it.
 """
 
 __all__ = ["Met", "Workload", "check", "workload"]
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
@@ -61,6 +62,9 @@ class Met:
 
 
 MakeRunner = Callable[[dict[str, Any]], ModelRunner]
+
+
+_COUNTED = ("preemptions", "cached_tokens", "copies", "accepted_tokens")
 
 
 class _AlwaysOn(Speculator):
@@ -141,7 +145,7 @@ def _together(work: Workload, runner: ModelRunner) -> tuple[dict[Key, RequestOut
     speculator = _AlwaysOn(NgramProposer(2, 1), 3) if work.speculates else None
     engine = Engine(runner, None, work.limits, seed=7, speculator=speculator)
     outputs: dict[Key, RequestOutput] = {}
-    met = [0] * 4
+    met: Counter[str] = Counter()
     patience = 100 + 30 * sum((len(a.prompt) + (a.params.max_tokens or 0)) * a.params.n for a in work.arrivals)
     coming = sorted(range(len(work.arrivals)), key=lambda index: work.arrivals[index].step)
     step = 0
@@ -155,16 +159,14 @@ def _together(work: Workload, runner: ModelRunner) -> tuple[dict[Key, RequestOut
                 engine.abort(str(index))
         result = engine.step()
         outputs |= {(output.index, output.sample): output for output in result.finished}
-        stats = result.stats
-        told = (stats.preemptions, stats.cached_tokens, stats.copies, stats.accepted_tokens)
-        met = [a + b for a, b in zip(met, told, strict=True)]
+        met.update({name: getattr(result.stats, name) for name in _COUNTED})
         _check_blocks(work, engine)
         step += 1
         assert step < patience, f"workload {work.seed}: {step} steps, and requests still wait"
     pool = engine.scheduler.pool
     assert pool.num_used == 0, f"workload {work.seed}: {pool.num_used} blocks are held by nobody"
     aborted = sum(output.finish_reason is FinishReason.ABORT for output in outputs.values())
-    return outputs, Met(*met, aborted)
+    return outputs, Met(aborted=aborted, **met)
 
 
 def _check_blocks(work: Workload, engine: Engine) -> None:

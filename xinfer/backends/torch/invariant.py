@@ -63,6 +63,13 @@ class Padding:
     least: int = 1
     multiple: int = 1
 
+    def __str__(self) -> str:
+        if self.multiple > 1:
+            return f"matrix products have rows in multiples of {self.multiple}, so that each comes out alike"
+        if self.least > 1:
+            return f"matrix products have at least {self.least} rows, so that each comes out alike"
+        return "each row of a matrix product comes out alike in any number of rows"
+
     def rows(self, count: int) -> int:
         """Return how many rows `count` rows become."""
         return max(self.least, -(-count // self.multiple) * self.multiple)

@@ -82,6 +82,7 @@ class TorchRunner(ModelRunner):
             kv_cache_bytes=sum(p.numel() * p.element_size() for p in self.pools),
             step_read_bytes=spec.step_read_parameters * element,
             kv_token_bytes=spec.kv_token_elements * element,
+            notes=() if self.padding is None else (str(self.padding),),
             levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
             capabilities=frozenset({"copy"}),
         )
@@ -95,7 +96,7 @@ class TorchRunner(ModelRunner):
         with torch.inference_mode():
             if all(attention_is_invariant(a, self.dtype, self.device) for a in attentions):
                 padding = find_padding(parts, self.dtype, self.device)
-        log.info("padding found", extra={"seconds": perf_counter() - started, "padding": str(padding)})
+        log.info("rows probed", extra={"seconds": perf_counter() - started, "padding": str(padding)})
         return padding
 
     def forward(self, batch: Batch) -> Tensor:
