@@ -63,9 +63,8 @@ def main():
                     times[level].append(took[0 if name == "prefill" else 1])
             fast, invariant = (times[level][1:] for level in LEVELS)  # the first round warms up
             price = statistics.median(b / a for a, b in zip(fast, invariant, strict=True)) - 1
-            print(
-                f"| {dtype} | {name} | {statistics.median(fast):.1f} | {statistics.median(invariant):.1f} | {price:+.0%} |"
-            )
+            medians = f"{statistics.median(fast):.1f} | {statistics.median(invariant):.1f}"
+            print(f"| {dtype} | {name} | {medians} | {price:+.0%} |", flush=True)
 
 
 if __name__ == "__main__":

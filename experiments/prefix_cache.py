@@ -2,8 +2,8 @@
 
     python experiments/prefix_cache.py [--dtype bfloat16] [--determinism invariant]
 
-Shown are the prompt tokens that were computed, the time until all first tokens were there, and whether all tokens are the
-same. In `fast`, tokens may differ where a hit changes the shapes that kernels see; in `invariant` they may not.
+Shown are the prompt tokens that were computed, the time until all first tokens were there, and whether all tokens are
+the same. In `fast`, they may differ where a hit changes the shapes that kernels see; in `invariant` they may not.
 """
 
 import argparse
