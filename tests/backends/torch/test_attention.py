@@ -1,6 +1,6 @@
 """Which keys a query sees, counted: each key's value is a one of its own, so that the output names those seen."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -8,14 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from xinfer.backends.torch.attention import plan_step
+from xinfer.backends.torch.attention import Step, plan_step
+from xinfer.backends.torch.invariant import InvariantStep, Padding, plan_invariant
 from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec, RopeSpec
 
 LENGTH, BLOCK = 16, 4
 
+Plan = Callable[[Batch], Step | InvariantStep]
 
-def seen_keys(chunks: Sequence[int], window: int | None, others: Sequence[int] = ()) -> list[list[int]]:
+
+def fast(batch: Batch) -> Step:
+    return plan_step(batch, BLOCK, torch.device("cpu"))
+
+
+def invariant(batch: Batch) -> InvariantStep:
+    return plan_invariant(batch, BLOCK, Padding(), torch.device("cpu"))
+
+
+def seen_keys(plan: Plan, chunks: Sequence[int], window: int | None, others: Sequence[int] = ()) -> list[list[int]]:
     """Return which of a sequence's 16 keys each of its queries sees, if its tokens come in these chunks.
 
     Queries are zero, so that all keys seen weigh the same. In each step, other sequences with one new token and a
@@ -45,8 +56,8 @@ def seen_keys(chunks: Sequence[int], window: int | None, others: Sequence[int] =
         )
         values = torch.eye(LENGTH)[torch.from_numpy(places % LENGTH)]
         kv = torch.stack([torch.ones_like(values), values], 1)
-        step = plan_step(batch, BLOCK, torch.device("cpu"))
-        pool[step.slots] = kv.flatten(1)
+        step = plan(batch)
+        pool[step.slots] = kv.flatten(1)[: len(step.slots)]
         out = step.attend(torch.zeros(len(places), 1, LENGTH), kv, pool, spec)
         found += [keys(row) for row in out[: end - start]]
     return found
@@ -62,13 +73,14 @@ def keys(row: Tensor) -> list[int]:
 CUTS = {"prefill": [16], "decode": [1] * 16, "chunks": [5, 1, 7, 3], "chunks then decode": [6, 4, 1, 1, 1, 1, 1, 1]}
 
 
+@pytest.mark.parametrize("plan", [fast, invariant])
 @pytest.mark.parametrize("window", [1, 2, 4, 15, 16, 17, None])
 @pytest.mark.parametrize("others", [(), (3, 9, 20)], ids=["alone", "in company"])
 @pytest.mark.parametrize("chunks", CUTS.values(), ids=CUTS)
 def test_a_query_sees_as_many_keys_as_the_window_is_wide_itself_included(
-    chunks: list[int], others: tuple[int, ...], window: int | None
+    plan: Plan, chunks: list[int], others: tuple[int, ...], window: int | None
 ) -> None:
     """Case M10: a window of 4 sees 1, 2, 3, 4, 4, 4, ... keys, and always the last ones."""
     width = window or LENGTH
     expected = [list(range(max(0, place + 1 - width), place + 1)) for place in range(LENGTH)]
-    assert seen_keys(chunks, window, others) == expected
+    assert seen_keys(plan, chunks, window, others) == expected

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from transformers import AutoModelForCausalLM
 from xinfer.backends import BackendContext
 from xinfer.backends.torch import EagerConfig
 from xinfer.backends.torch.runner import TorchRunner
-from xinfer.engine.scheduler import make_batch
+from xinfer.engine.batch import make_batch
+from xinfer.engine.runner import LEVELS
 from xinfer.engine.types import Limits, Request, SamplingParams
 from xinfer.engine.types import Sequence as Tokens
 from xinfer.models.families import xinfer_model_families
@@ -100,18 +100,18 @@ class Case:
     def prompt(self, length: int = PROMPT, seed: int = 0) -> list[int]:
         return np.random.default_rng(seed).integers(0, self.config["vocab_size"], length).tolist()
 
-    def ours(self, dtype: str = "float32", **changes: Any) -> "Runner":
+    def ours(self, dtype: str = "float32", determinism: str = "fast", **changes: Any) -> "Runner":
         """Return our side, of a config with these changes in it if there are any."""
         folder = write_folder(self.root / "changed", self.config | changes, self.seed) if changes else self.folder
-        return Runner(folder, dtype)
+        return Runner(folder, dtype, determinism)
 
 
 class Runner:
     """A `TorchRunner` whose cache is full of rubbish and whose blocks are handed out in a random order (case N02)."""
 
-    def __init__(self, folder: Path, dtype: str = "float32", seed: int = 0) -> None:
+    def __init__(self, folder: Path, dtype: str, determinism: str, seed: int = 0) -> None:
         model = Model(str(folder), lambda: folder, xinfer_model_families(), dtype=dtype)
-        limits = Limits(max_num_seqs=8, max_num_batched_tokens=512)
+        limits = Limits(max_num_seqs=8, max_num_batched_tokens=512, determinism=determinism)
         self.runner = TorchRunner(BackendContext(model, EagerConfig(device="cpu"), limits))
         with torch.inference_mode():
             for pool in self.runner.pools:
@@ -130,9 +130,7 @@ class Runner:
         for sequence, count in zip(sequences, counts, strict=True):
             while len(sequence.blocks) * self.block_size < sequence.num_computed + count:
                 sequence.blocks.append(self._free.pop())
-        batch = make_batch(sequences, counts, self.block_size)
-        everywhere = np.arange(len(batch.token_ids), dtype=np.int32)
-        logits = self.runner.forward(replace(batch, sample_at=everywhere))
+        logits = self.runner.forward(make_batch(sequences, counts, counts, self.block_size))
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.num_computed += count
         return list(logits.split(counts))
@@ -193,9 +191,12 @@ def test_it_does_not_matter_how_the_prompt_is_cut(case: Case) -> None:
         assert difference(logits, theirs) <= TOLERANCE
 
 
-def test_it_does_not_matter_who_shares_the_step(case: Case) -> None:
-    """Sequences of several lengths join at different times, are cut at random and decode between others' chunks."""
-    runner, rng = case.ours(), np.random.default_rng(2)
+def in_company(runner: Runner, case: Case) -> list[tuple[Tokens, Tensor]]:
+    """Sequences of several lengths join at different times, are cut at random and decode between others' chunks.
+
+    Returns each with the logits at all positions that it came to.
+    """
+    rng = np.random.default_rng(2)
     sequences = [runner.start(case.prompt(length, seed=length)) for length in (1, 3, 17, 40, PROMPT)]
     rows: list[list[Tensor]] = [[] for _ in sequences]
     for _ in range(24):
@@ -210,12 +211,48 @@ def test_it_does_not_matter_who_shares_the_step(case: Case) -> None:
             rows[i].append(logits)
             if sequences[i].num_computed == len(sequences[i].token_ids):
                 sequences[i].token_ids.append(int(logits[-1].argmax()))
+    return [(sequence, torch.cat(parts)) for sequence, parts in zip(sequences, rows, strict=True)]
+
+
+def test_it_does_not_matter_who_shares_the_step(case: Case) -> None:
     reference = case.reference()
-    for sequence, parts in zip(sequences, rows, strict=True):
+    for sequence, logits in in_company(case.ours(), case):
         theirs = expected(reference, sequence.token_ids[: sequence.num_computed])
-        assert difference(torch.cat(parts), theirs) <= TOLERANCE
+        assert difference(logits, theirs) <= TOLERANCE
         outputs = sequence.output_token_ids
         assert outputs == theirs[sequence.num_prompt - 1 :].argmax(-1).tolist()[: len(outputs)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_invariant_row_is_the_same_bit_for_bit_however_it_is_computed(case: Case, dtype: str) -> None:
+    runner = case.ours(dtype, "invariant")
+    assert runner.runner.info.levels == LEVELS
+    for sequence, logits in in_company(runner, case):
+        tokens = sequence.token_ids[: sequence.num_computed]
+        whole = runner.step([runner.start(tokens)], [len(tokens)])[0]
+        assert torch.equal(logits, whole)
+        if dtype == "float32":
+            assert difference(whole, expected(case.reference(), tokens)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_widths_that_fill_no_register_are_invariant_too(tmp_path: Path, threads: int) -> None:
+    """Vectorized loops treat what is left over in another way, and threads cut loops where they like."""
+    sizes = {"hidden_size": 60, "intermediate_size": 333, "num_attention_heads": 3, "num_key_value_heads": 1}
+    case = Case(tmp_path, tiny_config("llama", head_dim=20, max_position_embeddings=1024, **sizes), SEED)
+    torch.set_num_threads(threads)
+    try:
+        runner = case.ours(determinism="invariant")
+        assert runner.runner.info.levels == LEVELS
+        prompt = case.prompt(500)
+        whole = runner.greedy(prompt, [500], 6)
+        for seed in range(4):
+            cuts = cut(500, np.random.default_rng(seed))
+            tokens, logits = runner.greedy(prompt, cuts, 6)
+            assert tokens == whole[0]
+            assert torch.equal(logits, whole[1])
+    finally:
+        torch.set_num_threads(1)
 
 
 PLANTED: dict[str, tuple[str, dict[str, Any]]] = {

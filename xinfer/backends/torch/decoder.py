@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xinfer.backends.torch.attention import Step
-from xinfer.backends.torch.invariant import InvariantStep, Part
+from xinfer.backends.torch.invariant import InvariantStep, Part, silu_by_rows
 from xinfer.backends.torch.rotary import Rotary, rotate
 from xinfer.models.spec import AttentionSpec, DecoderSpec, LayerSpec
 
@@ -95,8 +95,9 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """down(silu(gate(x)) * up(x)), gate and up in one matrix."""
 
-    def __init__(self, bias: bool, load: Load) -> None:
+    def __init__(self, bias: bool, silu: Callable[[Tensor], Tensor], load: Load) -> None:
         super().__init__()
+        self.silu = silu
         parts = ("gate", "up")
         merged = torch.cat([load(f"{p}.bias") for p in parts]) if bias else None
         self.gate_up = Linear(torch.cat([load(f"{p}.weight") for p in parts]), merged)
@@ -105,19 +106,19 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] to [T, H]."""
         gate, up = self.gate_up(x).chunk(2, -1)
-        out: Tensor = self.down(F.silu(gate) * up)
+        out: Tensor = self.down(self.silu(gate) * up)
         return out
 
 
 class Layer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, spec: LayerSpec, norm_eps: float, load: Load) -> None:
+    def __init__(self, spec: LayerSpec, norm_eps: float, silu: Callable[[Tensor], Tensor], load: Load) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(load("attn_norm.weight"), norm_eps)
         self.attn = Attention(spec.attention, norm_eps, lambda name: load(f"attn.{name}"))
         self.mlp_norm = RMSNorm(load("mlp_norm.weight"), norm_eps)
-        self.mlp = Mlp(spec.mlp.bias, lambda name: load(f"mlp.{name}"))
+        self.mlp = Mlp(spec.mlp.bias, silu, lambda name: load(f"mlp.{name}"))
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, step: Step | InvariantStep) -> Tensor:
         """[T, H] to [T, H]."""
@@ -132,17 +133,17 @@ class Decoder(nn.Module):
     Args:
         spec: what to build.
         load: returns a weight by canonical name, on the device and in the precision to compute in.
-        progress: hears of each layer that is loaded.
+        invariant: compute each row in a way that does not depend on how many there are.
     """
 
-    def __init__(self, spec: DecoderSpec, load: Load, progress: Callable[[int], None] = lambda layer: None) -> None:
+    def __init__(self, spec: DecoderSpec, load: Load, invariant: bool = False) -> None:
         super().__init__()
         self.spec = spec
-        layers = []
-        for i, layer in enumerate(spec.layers):
-            layers.append(Layer(layer, spec.norm_eps, lambda name, i=i: load(f"layers.{i}.{name}")))  # type: ignore[misc]
-            progress(i)
-        self.layers = nn.ModuleList(layers)
+        silu = silu_by_rows if invariant else F.silu
+        self.layers = nn.ModuleList(
+            Layer(layer, spec.norm_eps, silu, lambda name, i=i: load(f"layers.{i}.{name}"))  # type: ignore[misc]
+            for i, layer in enumerate(spec.layers)
+        )
         self.norm = RMSNorm(load("norm.weight"), spec.norm_eps)
         self.embed = nn.Parameter(load("embed.weight"), requires_grad=False)
         self.head = Linear(self.embed if spec.tied else load("head.weight"))

@@ -18,6 +18,7 @@ __all__ = [
     "plan_invariant",
     "reach",
     "repeat_last",
+    "silu_by_rows",
 ]
 
 import math
@@ -38,6 +39,7 @@ from xinfer.models.spec import AttentionSpec
 
 _ROWS = 4  # of queries times heads that share keys: kernels treat fewer, and what is left over, in another way
 _SHORTEST = 64  # keys; reaches are multiples of it
+_SHARED = 32_768  # elements up to which torch gives all to one thread (at::internal::GRAIN_SIZE)
 _COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 255, 256, 257, 512)
 
 
@@ -140,7 +142,7 @@ class InvariantStep:
         queries = q.view(stretches, count, groups, heads, dim).transpose(1, 2).reshape(stretches, groups, -1, dim)
         padded = F.pad(queries, (0, 0, 0, -(count * heads) % _ROWS))
         mask = tile.mask(spec.window, heads, q.dtype)
-        result = F.scaled_dot_product_attention(padded, k, v, attn_mask=mask, scale=spec.scale)
+        result = attend(padded, k, v, mask, spec.scale)
         result = result[:, :, : count * heads].view(stretches, groups, count, heads, dim)
         return result.transpose(1, 2).reshape(stretches * count, spec.heads, dim)
 
@@ -177,6 +179,34 @@ def plan_invariant(batch: Batch, block_size: int, padding: Padding, device: torc
 def repeat_last(values: NDArray[np.integer], padding: Padding) -> NDArray[np.integer]:
     """Return the values with the last one repeated until there are enough."""
     return np.pad(values, (0, padding.rows(len(values)) - len(values)), "edge") if len(values) else values
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return attention [P, G, M, D] of queries [P, G, M, D] to keys and values [P, G, L, D].
+
+    A single pair of stretch and head is computed twice: torch would have its products shared out among threads, instead
+    of giving each pair to one thread, and that shows in the last digit.
+    """
+    alone = q.shape[0] * q.shape[1] == 1
+    if alone:
+        q, k, v = (x.expand(2, -1, -1, -1) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    return out[:1] if alone else out
+
+
+def silu_by_rows(x: Tensor) -> Tensor:
+    """Return silu(x) [T, N], every row alike.
+
+    What is left over at the end of a thread's share is computed without vectors, and differs in the last digit. So on a
+    CPU rows are taken a few at a time, too few for torch to share them out: then each is vectorized from its own start.
+    """
+    rows = max(1, _SHARED // x.shape[1])
+    if x.device.type != "cpu" or len(x) <= rows:
+        return F.silu(x)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    for start in range(0, len(x), rows):
+        torch.ops.aten.silu.out(x[start : start + rows], out=out[start : start + rows])
+    return out
 
 
 def find_padding(parts: Iterable[tuple[Part, int]], dtype: torch.dtype, device: torch.device) -> Padding | None:
@@ -227,15 +257,13 @@ def attention_is_invariant(spec: AttentionSpec, dtype: torch.dtype, device: torc
         hidden = torch.arange(length, device=device) > last
         mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -math.inf)
 
-        def attend(
-            which: slice, rows: slice, q: Tensor = q, k: Tensor = k, v: Tensor = v, mask: Tensor = mask
-        ) -> Tensor:
-            return F.scaled_dot_product_attention(q[which, :, rows].contiguous(), k[which], v[which], mask[rows])
+        def part(which: slice, rows: slice, q: Tensor = q, k: Tensor = k, v: Tensor = v, mask: Tensor = mask) -> Tensor:
+            return attend(q[which, :, rows].contiguous(), k[which], v[which], mask[rows], spec.scale)
 
-        whole = attend(slice(None), slice(None))
+        whole = part(slice(None), slice(None))
         for count in (_ROWS, 2 * _ROWS, 3 * _ROWS, 8 * _ROWS, 9 * _ROWS, 11 * _ROWS, 17 * _ROWS):
             for start in (0, _ROWS, q.shape[2] - count):
                 rows = slice(start, start + count)
-                if not torch.equal(attend(slice(1, 2), rows), whole[1:2, :, rows]):
+                if not torch.equal(part(slice(1, 2), rows), whole[1:2, :, rows]):
                     return False
     return True

@@ -57,7 +57,7 @@ class TorchRunner(ModelRunner):
         _check_fits((spec.parameters + again) * element, self.device)
         started = perf_counter()
         with torch.inference_mode(), Reader(weights, self.device, self.dtype) as reader:
-            self.model = Decoder(spec, reader.load)
+            self.model = Decoder(spec, reader.load, context.limits.invariant)
         resident = sum(p.numel() * p.element_size() for p in self.model.parameters())
         log.info(
             "weights on the device",
