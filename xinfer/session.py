@@ -13,6 +13,7 @@ from xinfer.backends import Backend, BackendContext
 from xinfer.config import Config
 from xinfer.engine.engine import Engine, Observers
 from xinfer.engine.runner import ModelRunner
+from xinfer.engine.sampler import effective
 from xinfer.engine.speculative import DraftModelProposer, NgramProposer, Speculator
 from xinfer.engine.types import Limits, SamplingParams
 from xinfer.errors import ConfigError, RequestError
@@ -64,7 +65,15 @@ class Session:
     @cached_property
     def params(self) -> SamplingParams:
         """How tokens are chosen where a request does not say: as configured, else as the model's maker says."""
-        return _params(self.config, self.model.sampling_defaults if self.computes_checkpoint else {})
+        defaults = self.model.sampling_defaults if self.computes_checkpoint else {}
+        try:
+            SamplingParams(**defaults)
+        except RequestError as error:
+            raise ConfigError(f"{self.model.path}: generation_config.json: {error}; give the key a value") from None
+        params = _params(self.config, defaults)
+        taken = [name for name in defaults if getattr(self.config.sampling, name) is None]
+        log.info("sampling", extra={"effective": effective(params), "from_generation_config": taken})
+        return params
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
