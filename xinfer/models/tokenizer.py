@@ -4,87 +4,24 @@ __all__ = ["ChatTemplate", "Message", "Tokenizer"]
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 import tokenizers
 
-from xinfer.errors import ModelError, RequestError
+from xinfer.errors import RequestError
+from xinfer.models.chat import ChatTemplate, Message
 
-Message = Mapping[str, str]
-
-_MAX_TEMPLATE = 1 << 20  # characters; the longest in use have some 20,000
-
-
-@dataclass(frozen=True)
-class ChatTemplate:
-    """A checkpoint's Jinja template, rendered as the `transformers` library does, in a sandbox.
-
-    Attributes:
-        source: the template.
-        special: texts of the special tokens that it may name (`bos_token`, `eos_token`, ...).
-    """
-
-    source: str
-    special: Mapping[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def _compiled(self) -> jinja2.Template:
-        if len(self.source) > _MAX_TEMPLATE:
-            raise ModelError(f"the chat template has {len(self.source)} characters; at most {_MAX_TEMPLATE} are taken")
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise, "strftime_now": lambda f: datetime.now().strftime(f)}
-        try:
-            return environment.from_string(self.source)
-        except Exception as error:  # jinja's own, or what Python says of the code that jinja makes of it
-            raise ModelError(f"the chat template is not valid: {error}") from error
-
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Return the prompt for a conversation; a message that the template refuses is a `RequestError`."""
-        template, given = self._compiled, {"tools": None, "documents": None, **self.special}
-        try:
-            return template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **given)
-        except Exception as error:  # a template is a program, which can raise anything
-            raise RequestError(f"the chat template refuses these messages: {error}") from error
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant said, for training; here it only has to be let through."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
-
-    def _content(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+# Elements of HTML, for which Gemma has tokens.
+_HTML = re.compile(r"</?(?:b|blockquote|caption|code|em|h[1-6]|i|s|strong|su[bp]|t(?:able|body|d|foot|h|head|r)|u)>")
+_NOT_AS_TEXT = (
+    "a message has the text of a control token, which this tokenizer makes that token of in any case: "
+    "leave it out, or have it parsed (parse_special)"
+)
 
 
 class Tokenizer:
@@ -102,29 +39,121 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that there are, added tokens counted."""
+        """Ids that there are, added tokens counted; where some are missing the largest is larger: `max_token_id`."""
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def max_token_id(self) -> int:
+        """The largest id that stands for a text, added tokens counted; -1 where there is none."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text to be continued, with the beginning-of-sequence token where the model has one.
 
-        A text that already begins with that token's own text gets another, as with the reference.
+        Texts of added tokens become those tokens, wherever they stand. A text that already begins with the
+        beginning-of-sequence token's own gets another. Both as with the reference.
         """
         return self._encode(text, True)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a conversation up to where the assistant speaks; the template writes all special tokens."""
-        if self.chat_template is None:
+    def encode_words(self, text: str) -> list[int]:
+        """Return the ids that a text has inside another one: nothing is put before or after it."""
+        for before in ("\n", "."):  # behind which no tokenizer puts the space that it begins a text with
+            begun, ids = self._encode(before, False), self._encode(before + text, False)
+            if ids[: len(begun)] == begun:  # no token reaches over the border
+                return ids[len(begun) :]
+        return self._encode(text, False)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        parse_special: bool = False,
+        **variables: Any,
+    ) -> list[int]:
+        """Return the ids of a conversation up to where the assistant speaks; for the arguments see `ChatTemplate`.
+
+        The template writes all control tokens, none is added. What reads like one in a message, a tool or a variable
+        stays text, unless `parse_special`; an assistant's messages are parsed, for they are what the model said.
+        """
+        template = self.chat_template
+        if template is None:
             raise RequestError("the model has no chat template: use --no-chat to continue the text as it is")
-        if not messages:
-            raise RequestError("the conversation has no messages: give it at least one")
-        return self._encode(self.chat_template.render(messages), False)
+        if parse_special or not self._control:
+            ids = self._encode(template.render(messages, add_generation_prompt, tools, **variables), False)
+        else:
+            prompt, mark = template.render_marked(self._pattern, messages, add_generation_prompt, tools, **variables)
+            ids = self._encode_marked(prompt, mark)
+        if not ids:
+            raise RequestError("the chat template makes an empty prompt of these messages: give them a text")
+        return ids
+
+    def _encode_marked(self, prompt: str, mark: str) -> list[int]:
+        """Return the ids of a prompt in which a control token's text with `mark` after its first character is text."""
+        own = [match for match in self._pattern.finditer(prompt) if not prompt.startswith(mark, match.end())]
+        control = set(self._control.values()) - self._unknown
+        written = [self._control[match.group()] for match in own]
+
+        def as_written(ids: list[int]) -> bool:
+            return [i for i in ids if i in control] == [i for i in written if i in control]
+
+        ids = self._encode(prompt.replace(mark, ""), False)
+        if as_written(ids):
+            return ids
+        # The template's own get names that are in no text, and a tokenizer that knows them by these names alone takes
+        # all the rest as text: in one piece, so that no border shows where none is.
+        renamed, names, originals = self._renamed
+        pieces, end = [], 0
+        for match in own:
+            pieces += [prompt[end : match.start()], names[match.group()]]
+            end = match.end()
+        text = "".join([*pieces, prompt[end:]]).replace(mark, "")
+        shielded = [originals.get(i, i) for i in renamed.encode(text, add_special_tokens=False).ids]
+        if as_written(shielded):
+            return shielded
+        if mark not in prompt:  # nobody's text, but a template that writes them in a way of its own
+            return ids
+        raise RequestError(_NOT_AS_TEXT)
 
     def _encode(self, text: str, special: bool) -> list[int]:
         try:
             return list(self.backend.encode(text, add_special_tokens=special).ids)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text is not valid Unicode ({error})") from error
+
+    @cached_property
+    def _control(self) -> dict[str, int]:
+        """Tokens that say who speaks, what is thought and the like, by their text."""
+        added = self.backend.get_added_tokens_decoder().items()
+        return {t.content: i for i, t in added if t.content.strip() and (t.special or _is_marker(t.content))}
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(_any_of(self._control))
+
+    @cached_property
+    def _unknown(self) -> set[int]:
+        """What stands for a character that is in no token, where that is a token."""
+        with suppress(Exception):  # a model without one raises what it likes
+            return {token.id for token in self.backend.model.tokenize("\U0010ffff")}
+        return set()
+
+    @cached_property
+    def _renamed(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
+        """The tokenizer with its control tokens renamed, their names by their texts, and its ids' originals."""
+        content = json.loads(self.backend.to_str())
+        names = {text: f"<|{secrets.token_hex(16)}|>" for text in self._control}
+        for token in content["added_tokens"]:
+            token["content"] = names.get(token["content"], token["content"])
+        renamed = tokenizers.Tokenizer.from_str(json.dumps(content))
+        added = self.backend.get_added_tokens_decoder()
+        ids = renamed.get_vocab(with_added_tokens=True)
+        originals = {ids[names.get(t.content, t.content)]: i for i, t in added.items()}
+        words = set(renamed.get_vocab(with_added_tokens=False).values())
+        if any(new in words and new != old for new, old in originals.items()):  # in a vocabulary with holes
+            raise RequestError(_NOT_AS_TEXT)
+        return renamed, names, originals
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of these tokens, nothing cleaned up."""
@@ -145,3 +174,19 @@ class Tokenizer:
     def template_hash(self) -> str | None:
         """Hash of the chat template."""
         return hashlib.sha256(self.chat_template.source.encode()).hexdigest() if self.chat_template else None
+
+
+def _is_marker(text: str) -> bool:
+    """Whether an added token that is not special is a marker, like `</think>`, and no word of texts."""
+    within_signs = not text[:1].isalnum() and not text[-1:].isalnum() and any(map(str.isalpha, text))
+    return within_signs and not _HTML.fullmatch(text)
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """Return a regular expression for any of these texts, the longest that fits: a tree, for there can be thousands."""
+    rests: dict[str, list[str]] = {}
+    for text in texts:
+        rests.setdefault(text[:1], []).append(text[1:])
+    ends = "" in rests
+    branches = [re.escape(first) + _any_of(rest) for first, rest in rests.items() if first]
+    return f"(?:{'|'.join([*branches, ''] if ends else branches)})" if branches else ""
