@@ -240,7 +240,7 @@ def _hydra_of_our_own() -> Iterator[None]:
         store = copy(ConfigStore.instance())
         store.repo = _branches(store.repo)
         kept = {kind: it for kind, it in theirs.items() if kind not in (GlobalHydra, JobRuntime, VersionBase)}
-        Singleton._instances = {**kept, ConfigStore: store}
+        Singleton._instances = {**kept, ConfigStore: store}  # type: ignore[dict-item]  # Hydra's annotation is wrong
         try:
             yield
         finally:
