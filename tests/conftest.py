@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from xinfer import plugins
@@ -82,4 +83,7 @@ def fake_backend(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv("XINFER_PLUGINS", raising=False)
         return made
 
-    return install
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for rows of 260 numbers more only cost time
+    yield install
+    torch.set_num_threads(threads)

@@ -47,6 +47,7 @@ class AsyncEngine:
         self.seed = self._service.seed
         self._thread: EngineThread | None = None
         self._closed = False
+        self._starting = threading.Lock()
 
     @property
     def tokenizer(self) -> Any:
@@ -60,16 +61,18 @@ class AsyncEngine:
 
     async def start(self) -> None:
         """Read the weights, without holding up the event loop; a second time does nothing."""
-        if self._closed:
-            raise EngineStoppedError("the engine is closed: make another")
-        if self._thread is None:
-            self._thread = EngineThread(self._service.engine, self._service.session.close)
-            weakref.finalize(self, self._thread.close)
+        with self._starting:
+            if self._closed:
+                raise EngineStoppedError("the engine is closed: make another")
+            if self._thread is None:
+                self._thread = EngineThread(self._service.engine, self._service.session.close)
+                weakref.finalize(self, self._thread.close)
         await asyncio.wrap_future(self._thread.ready)
 
     async def close(self) -> None:
         """End the requests that still run, with `FinishReason.ABORT`, and give back memory; later ones are refused."""
-        self._closed = True
+        with self._starting:
+            self._closed = True
         if self._thread is not None:
             self._thread.close(wait=False)
             await asyncio.wrap_future(self._thread.ended)
@@ -142,6 +145,8 @@ class _Inbox:
 
     def put(self, event: Event) -> None:
         """Add what has come; on the engine's thread."""
+        if self._loop.is_closed():
+            raise RuntimeError("the event loop is closed, so nobody can read this")
         with self._lock:
             asleep = not self._pieces and self._error is None
             if isinstance(event, Exception):
