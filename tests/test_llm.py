@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -331,6 +332,27 @@ def test_a_closed_one_takes_no_more_requests(fake_backend):
     with pytest.raises(EngineStoppedError, match="closed"):
         llm.generate("a")
     llm.close()
+
+
+def test_closing_gives_back_memory(tiny_llama: Path):
+    llm = LLM(tiny_llama)
+    llm.generate("a", GREEDY)
+    runner = weakref.ref(llm._service.session.runner)
+    llm.close()
+    gc.collect()
+    assert runner() is None
+
+
+def test_one_whose_engine_is_refused_gives_back_its_runner(fake_backend):
+    class Modest(FakeRunner):
+        def __init__(self) -> None:
+            super().__init__()
+            self.info = replace(self.info, levels=frozenset({"rerun"}))
+
+    runners = fake_backend(Modest)
+    with pytest.raises(ConfigError, match="does not promise"):
+        LLM(backend="fake", overrides=["engine.determinism=invariant"])
+    assert runners[0].closed
 
 
 def test_one_that_is_let_go_ends_by_itself(fake_backend):

@@ -117,7 +117,11 @@ class Service:
         """Make the engine: read the model, what is small of it first."""
         self.session.check()
         _ = self.session.tokenizer
-        return self.session.engine(self.seed, self.session.plugins.observers())
+        try:
+            return self.session.engine(self.seed, self.session.plugins.observers())
+        except BaseException:  # Ctrl-C too: what was read so far is given back
+            self.session.close()
+            raise
 
     def job(
         self,
