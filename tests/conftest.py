@@ -3,13 +3,23 @@
 import os
 import subprocess
 import sys
+import types
+from collections.abc import Callable
+from dataclasses import make_dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
+from xinfer import plugins
+from xinfer.backends import Backend
 from xinfer.config import default_model
+from xinfer.engine.runner import ModelRunner
+from xinfer.hookspecs import hookimpl
 from xinfer.models.sources import resolve
+from xinfer.testing.fake import FakeRunner, FakeTokenizer
 from xinfer.testing.tiny import tiny_config, write_folder
 
 # The same examples on every run, and no clock: a test must not depend on the machine's speed.
@@ -51,3 +61,29 @@ def xinfer(tmp_path: Path):
         )
 
     return run
+
+
+@pytest.fixture
+def fake_backend(monkeypatch: pytest.MonkeyPatch):
+    """Install a plugin whose backend `fake` has this runner, by default a `FakeRunner`; returns the runners it made."""
+
+    def install(create: Callable[[], ModelRunner] = FakeRunner) -> list[ModelRunner]:
+        made: list[ModelRunner] = []
+
+        def remember(context) -> ModelRunner:
+            made.append(create())
+            return made[-1]
+
+        backend = Backend("fake", make_dataclass("Fake", []), remember, tokenizer=lambda context: FakeTokenizer())
+        module = types.ModuleType("fake")
+        module.xinfer_backends = hookimpl(lambda: [backend])
+        module.xinfer_backends.__name__ = "xinfer_backends"
+        monkeypatch.setattr(EntryPoint, "load", lambda entry: module)
+        monkeypatch.setattr(plugins, "entry_points", lambda group: [EntryPoint("fake", "fake", "xinfer")])
+        monkeypatch.delenv("XINFER_PLUGINS", raising=False)
+        return made
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for rows of 260 numbers more only cost time
+    yield install
+    torch.set_num_threads(threads)

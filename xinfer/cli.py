@@ -6,7 +6,6 @@ import gc
 import io
 import logging
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from xinfer import config as configs
-from xinfer.errors import ConfigError, UsageError, XinferError, nearest
+from xinfer.errors import XinferError
 from xinfer.flags import CommandLine, flags_help, parse, quote
 from xinfer.logs import configure
 from xinfer.plugins import Plugins, load_plugins
@@ -105,7 +104,7 @@ def _run(argv: list[str]) -> int:
     try:
         hydra.main(version_base="1.3", config_path=str(configs.config_folder()), config_name="config")(task)()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise _worded(error, line, plugins) from error
+        raise configs.worded(error, line.overrides, plugins) from error
     return max(codes, default=0)
 
 
@@ -115,9 +114,7 @@ def _job(config: DictConfig, line: CommandLine, plugins: Plugins) -> int:
     folder = Path(hydra_config.runtime.output_dir)
     if hydra_config.mode == RunMode.MULTIRUN:
         return _job_process(list(hydra_config.overrides.task), folder, line)
-    if missing := OmegaConf.missing_keys(config):
-        raise ConfigError(f"{', '.join(sorted(missing))} must be given, as key=value")
-    typed: Any = OmegaConf.to_object(config)
+    typed = configs.typed(config)
     configure(typed.log.level, typed.log.json)
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     plain: Any = OmegaConf.to_container(OmegaConf.create({"hydra": hydra_config}), resolve=False)
@@ -158,28 +155,3 @@ def _redact(path: Path) -> None:
     """Hide the secrets in a file that Hydra has written."""
     if path.is_file():
         OmegaConf.save(OmegaConf.create(redacted(OmegaConf.to_container(OmegaConf.load(path)))), path)
-
-
-def _worded(error: Exception, line: CommandLine, plugins: Plugins) -> UsageError:
-    """Say in one line what Hydra says in several, with the nearest name that would have been right."""
-    text, cause = str(error), str(error.__cause__ or "").partition("\n")[0]
-    if match := re.search(r"Could not override '([^']+)'", text):
-        key = match[1]
-        known = [*configs.keys(), *(f"backend.{k}" for b in plugins.backends.values() for k in vars(b.config()))]
-        return ConfigError(f"unknown key {key!r}{nearest(key, known)}: --help lists the keys")
-    if match := re.search(r"Error merging override (\S+)", text):
-        return ConfigError(f"{match[1]}: {cause or 'this value is not accepted'}")
-    if match := re.search(r"Could not find '([^'/]+)/([^']+)'\n\nAvailable options in '[^']*':\n((?:\t.*\n)*)", text):
-        group, name, choices = match[1], match[2], match[3].split()
-        if group == "backend" and name in plugins.failed:
-            plugins.backend(name)
-        return ConfigError(f"{group}={name} is unknown{nearest(name, choices)} (there are: {', '.join(choices)})")
-    if "Ambiguous value for argument" in text:
-        return ConfigError(f"{text.splitlines()[0]}: quote it, make it a list with [], or add -m to run all of them")
-    if type(error).__name__ == "OverrideParseException":
-        words = [word for word in line.overrides if word.count("=") != 1] or line.overrides
-        return ConfigError(
-            f"can't read {' or '.join(words)} ({text.splitlines()[0]}): put the value in quotes twice, as in "
-            "\"key='a=b,c'\", or use --key value"
-        )
-    return ConfigError(text.replace("\n", " ") + (f" ({cause})" if cause and cause not in text else ""))

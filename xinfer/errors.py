@@ -2,6 +2,7 @@
 
     XinferError                     exit code 3: something failed while running
     ├── OverloadedError             too many requests wait already
+    ├── EngineStoppedError          the engine was closed, or has failed and can't go on
     ├── UsageError                  exit code 2: what was asked for can't be done as asked
     │   ├── ConfigError             an unknown key, task or choice; a wrong type; a value out of range
     │   ├── RequestError            one request is refused; its neighbours go on
@@ -17,6 +18,7 @@ A message says what was wrong, with the value, and what to do about it. An inter
 __all__ = [
     "ConfigError",
     "DeviceError",
+    "EngineStoppedError",
     "FetchError",
     "ModelError",
     "OverloadedError",
@@ -65,6 +67,10 @@ class PluginError(UsageError):
 
 class OverloadedError(XinferError):
     """Too many requests wait already; the same one may be taken later."""
+
+
+class EngineStoppedError(XinferError):
+    """The engine was closed, or has failed and can't go on; what it failed of is the `__cause__`."""
 
 
 class FetchError(XinferError):

@@ -5,7 +5,7 @@
 The first bare word is the task; `-` reads the prompt from standard input. Hydra's own flags stay Hydra's.
 """
 
-__all__ = ["CommandLine", "flags_help", "parse", "quote"]
+__all__ = ["CommandLine", "flags_help", "parse", "quote", "quote_text"]
 
 import re
 from collections.abc import Iterator
@@ -179,6 +179,11 @@ def quote(value: str) -> str:
     """Return a Hydra value that means exactly this text, whatever is in it; null, a list or an object stays one."""
     if value == "null" or value.startswith(("[", "{")) or (_PLAIN.fullmatch(value) and value.lower() not in _WORDS):
         return value
+    return quote_text(value)
+
+
+def quote_text(value: str) -> str:
+    """Return a Hydra value that is this text, whatever is in it."""
     # In quotes a backslash counts only before a quote, and before ${, which would be looked up.
     text = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return "'" + re.sub(r"(\\*)\$\{", r"\1\1\\${", text) + "'"

@@ -21,7 +21,7 @@ from xinfer.inputs import Prompt
 from xinfer.models.cache import file_sha256
 from xinfer.models.model import Model
 from xinfer.models.sources import resolve
-from xinfer.models.tokenizer import Tokenizer
+from xinfer.models.tokenizer import Message, Tokenizer
 from xinfer.plugins import Plugins
 from xinfer.records.provenance import combined
 
@@ -147,14 +147,14 @@ class Session:
         return self.backend.create(BackendContext(model, self.config.backend, self.limits))
 
     def params_of(self, prompt: Prompt) -> SamplingParams:
-        """Return one request's parameters: the configured ones, with its own stop strings and seed.
+        """Return one request's parameters: the configured ones, with its own stop strings and seed."""
+        return self.with_stop_tokens(replace(self.params, stop=prompt.stop, seed=prompt.seed))
 
-        A stop string that is a special token, which the text leaves out, ends it as a token.
-        """
+    def with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
+        """Let a stop string that is a special token, which the text leaves out, end it as a token."""
         special = getattr(self.tokenizer, "special_ids", {})
-        ids = tuple(special[stop] for stop in prompt.stop if stop in special)
-        stop_token_ids = (*self.params.stop_token_ids, *ids)
-        return replace(self.params, stop=prompt.stop, seed=prompt.seed, stop_token_ids=stop_token_ids)
+        ids = tuple(special[stop] for stop in params.stop if stop in special)
+        return replace(params, stop_token_ids=(*params.stop_token_ids, *ids)) if ids else params
 
     def encode(self, prompt: Prompt) -> tuple[list[int], bool]:
         """Return a prompt's ids, and whether it was taken as a message to an assistant.
@@ -170,15 +170,22 @@ class Session:
             chat = wanted and getattr(self.tokenizer, "chat_template", None) is not None
             if chat:
                 system = [{"role": "system", "content": prompt.system}] if prompt.system is not None else []
-                ids = self.tokenizer.encode_chat([*system, {"role": "user", "content": text}])
-            elif prompt.system is not None:
+                return self.encode_chat([*system, {"role": "user", "content": text}]), True
+            if prompt.system is not None:
                 raise RequestError(
                     "a system message needs a chat template: leave out --system, or put it in the prompt"
                 )
-            else:
-                ids = self.tokenizer.encode(text)
+            ids = self.tokenizer.encode(text)
         self._check_length(ids)
         return ids, chat
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids of a conversation, up to where the assistant speaks."""
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise RequestError("the model has no chat template: give it a text to continue instead of messages")
+        ids = self.tokenizer.encode_chat(messages)
+        self._check_length(ids)
+        return ids
 
     def _check_length(self, ids: Sequence[int]) -> None:
         if not self.computes_checkpoint:
@@ -189,6 +196,12 @@ class Session:
                 f"the prompt has {len(ids)} tokens, but the context holds {longest} with at least one generated: "
                 "shorten it, or take a model with a longer context"
             )
+
+    def close(self) -> None:
+        """Give the runner back, if there is one; asking for it again makes another."""
+        runner: ModelRunner | None = vars(self).pop("runner", None)
+        if runner is not None:
+            runner.close()
 
     def describe(self) -> dict[str, Any]:
         """Return what run.json says of the model and the runner."""
