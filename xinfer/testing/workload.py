@@ -133,7 +133,11 @@ def check(work: Workload, make_runner: MakeRunner) -> Met:
         work: the workload.
         make_runner: returns a runner for `Workload.cache`, or a roomy one for an empty dictionary.
     """
-    outputs, met = _together(work, make_runner(work.cache))
+    try:
+        outputs, met = _together(work, make_runner(work.cache))
+    except Exception as error:
+        error.add_note(f"workload {work.seed}")
+        raise
     roomy = make_runner({})
     for index, arrival in enumerate(work.arrivals):
         for key, alone in _alone(index, arrival, roomy).items():
