@@ -149,8 +149,8 @@ class BlockPool:
         ]  # a text's end is forgotten before its start
 
     def only_free(self, blocks: list[int]) -> list[int]:
-        """Return those of `blocks` that nobody holds, each once."""
-        return sorted({block for block in blocks if not self._holders[block]})
+        """Return those of `blocks` that nobody holds and of which nothing is known, each once."""
+        return sorted({block for block in blocks if not self._holders[block] and block not in self._known})
 
     # ---- what is known
 
@@ -204,14 +204,16 @@ class BlockPool:
         return self.kv_tokens < self.num_blocks * self.block_size
 
     def _room(self, tokens: int) -> bool:
-        """Whether memory holds so many tokens more, once idle blocks have made room."""
-        if not self._bounded:
+        """Whether memory holds so many tokens more, once idle blocks have made room; if not, they are kept."""
+        if not self._bounded or self._tokens + tokens <= self.kv_tokens:
             return True
-        while self._tokens + tokens > self.kv_tokens and self._idle:
+        if self._tokens + tokens - sum(self._filled[block] for block in self._idle) > self.kv_tokens:
+            return False
+        while self._tokens + tokens > self.kv_tokens:
             block, _ = self._idle.popitem(last=False)
             self._forget(block)
             self._free.append(block)
-        return self._tokens + tokens <= self.kv_tokens
+        return True
 
     def _take(self) -> int:
         if self._free:
