@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from xinfer.config import Config, ModelConfig, SamplingConfig
+from xinfer.engine.observers import Observers
 from xinfer.engine.types import SamplingParams
 from xinfer.errors import ConfigError
 from xinfer.inputs import Prompt
@@ -45,7 +46,9 @@ def chosen(params: SamplingParams) -> dict[str, object]:
 def test_what_nobody_gives_is_what_the_models_maker_says(session, caplog):
     """Case S14."""
     caplog.set_level(logging.INFO, "xinfer")
-    params = session(MAKERS).params
+    opened = session(MAKERS)
+    params = opened.params
+    opened.engine(0, Observers())
     assert chosen(params) == MAKERS
     assert params.min_p == SamplingParams().min_p
     (said,) = [record for record in caplog.records if record.message == "sampling"]

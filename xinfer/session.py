@@ -70,10 +70,7 @@ class Session:
             SamplingParams(**defaults)
         except RequestError as error:
             raise ConfigError(f"{self.model.path}: generation_config.json: {error}; give the key a value") from None
-        params = _params(self.config, defaults)
-        taken = [name for name in defaults if getattr(self.config.sampling, name) is None]
-        log.info("sampling", extra={"effective": effective(params), "from_generation_config": taken})
-        return params
+        return _params(self.config, defaults)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -114,6 +111,9 @@ class Session:
 
     def engine(self, seed: int, observers: Observers) -> Engine:
         """Return an engine on the runner."""
+        defaults = self.model.sampling_defaults if self.computes_checkpoint else {}
+        taken = [name for name in defaults if getattr(self.config.sampling, name) is None]
+        log.info("sampling", extra={"effective": effective(self.params), "from_generation_config": taken})
         return Engine(
             self.runner,
             self.tokenizer,
