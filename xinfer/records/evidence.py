@@ -1,6 +1,6 @@
 """A record's steps and results added up: the figures that the rules of `diagnosis` rest on."""
 
-__all__ = ["FEW", "WORTH", "Evidence", "Finding", "Step"]
+__all__ = ["Evidence", "Finding", "Step"]
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -14,10 +14,6 @@ from xinfer.engine.types import Limits
 from xinfer.records.reader import Entry, RecordedRun
 
 Step = Entry
-
-FEW = 5  # values of which a median, or a share, is one
-# A cause is worth a word from a tenth of the requests' time on: less is within what a run differs from the next.
-WORTH = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,13 @@ class Evidence:
 
     A step of 10 ms with two sequences in it and three that wait takes 50 ms of somebody's time. So waiting, computing
     and standing still are shares of one whole, also in a run that was killed before any request had ended.
+
+    Attributes:
+        WORTH: the share from which on a cause is worth a word; less is within what a run differs from the next.
+        FEW: values of which a median, or a share, is one.
     """
+
+    WORTH, FEW = 0.1, 5
 
     def __init__(self, run: RecordedRun) -> None:
         self.run = run
@@ -93,8 +95,8 @@ class Evidence:
 
     @cached_property
     def at_once(self) -> int:
-        """Sequences that wanted to run at the same time, in the fullest steps."""
-        return round(percentile((self.crowd(step) for step in self.steps), 95) or 0)
+        """The most sequences that ran or waited at a time."""
+        return max((self.crowd(step) for step in self.steps), default=0)
 
     @staticmethod
     def crowd(step: Step) -> int:
@@ -115,12 +117,12 @@ class Evidence:
     @cached_property
     def decode_ms(self) -> float | None:
         """The median of steps that only decode; None where there are too few."""
-        return percentile((s["step_ms"] for s in self.decodes), 50) if len(self.decodes) >= FEW else None
+        return percentile((s["step_ms"] for s in self.decodes), 50) if len(self.decodes) >= self.FEW else None
 
     @cached_property
     def fixed_ms(self) -> float | None:
         """What a step costs however little it does: nearly what the cheapest decode steps took."""
-        return percentile((s["step_ms"] for s in self.decodes), 10) if len(self.decodes) >= FEW else None
+        return percentile((s["step_ms"] for s in self.decodes), 10) if len(self.decodes) >= self.FEW else None
 
     @cached_property
     def prefill_token_ms(self) -> float | None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from xinfer.engine.stats import percentile
-from xinfer.records.evidence import FEW, WORTH, Evidence, Finding, Step
+from xinfer.records.evidence import Evidence, Finding, Step
 from xinfer.records.prefixes import Reuse, reuse
 
 # A step that also computes prompts delays those that decode, always. From four times a decode step on people see a
@@ -41,7 +41,7 @@ def long_prefill(e: Evidence) -> Finding | None:
     budget = _power_of_two(min(most, burst))
     fixed, taken = min(1.0, e.fixed_ms / chunk), e.time(full) / e.total
     share = fixed * (1 - e.budget / budget) * taken
-    if share < WORTH:
+    if share < e.WORTH:
         return None
     text = (
         f"Prompts of up to {prompts:,.0f} tokens were computed in steps of engine.max_num_batched_tokens={e.budget}: "
@@ -58,7 +58,7 @@ def cache_misses(e: Evidence) -> Finding | None:
     computed = sum(s["prefill_tokens"] for s in e.steps)
     time = sum(max(0.0, s["step_ms"] - (e.decode_ms or 0.0)) * e.crowd(s) for s in e.steps if s["prefill_tokens"])
     share = (told.possible - told.reused) / (computed or 1) * time / e.total
-    if share < WORTH:
+    if share < e.WORTH:
         return None
     setting, why = _why_missed(e, told)
     text = (
@@ -86,7 +86,7 @@ def interference(e: Evidence) -> Finding | None:
         return None
     stalls = [s for s in e.steps if s["stage"] == "mixed" and s["step_ms"] > _STALL * decode]
     share = sum((s["step_ms"] - decode) * (s["decode_tokens"] - s["draft_tokens"]) for s in stalls) / e.total
-    if share < WORTH:
+    if share < e.WORTH:
         return None
     long, running = (percentile((s[name] for s in stalls), 50) or 0.0 for name in ("step_ms", "decode_tokens"))
     budget = round(running) + _power_of_two((_TOLERABLE - 1) * decode / e.prefill_token_ms)
@@ -112,7 +112,7 @@ def decode_outliers(e: Evidence) -> Finding | None:
         usual = percentile((s["step_ms"] for s in steps), 25) or 0.0
         slow += [(s, usual) for s in steps if s["step_ms"] > _OUTLIER * usual]
     share = sum((s["step_ms"] - usual) * e.crowd(s) for s, usual in slow) / e.total
-    if len(slow) < _FEWEST or share < WORTH:
+    if len(slow) < _FEWEST or share < e.WORTH:
         return None
     ratio, usual = (percentile(v, 50) or 0.0 for v in ((s["step_ms"] / u for s, u in slow), (u for _, u in slow)))
     part = max(_PARTS, key=lambda name: sum(s[name] for s, _ in slow))
@@ -193,7 +193,7 @@ def small_batch(e: Evidence) -> Finding | None:
     batch = sum(s["step_ms"] * s["batch_size"] for s in e.steps) / (sum(s["step_ms"] for s in e.steps) or 1.0)
     places, moment = min(e.seats, e.fits), (e.decode_ms or 0.0) / 1e3
     follows = sum(when - ends[bisect_right(ends, when) - 1] <= moment for when in later) / (len(later) or 1)
-    if len(later) < FEW or follows < _FOLLOWS or batch > _ROOM * places:
+    if len(later) < e.FEW or follows < _FOLLOWS or batch > _ROOM * places:
         return None
     text = (
         f"{batch:.1f} sequences ran at a time, of {places} that may and fit, and {follows:.0%} of the requests came "

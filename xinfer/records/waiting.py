@@ -6,7 +6,7 @@ import re
 
 from xinfer.engine.stats import percentile
 from xinfer.hardware import gibibytes
-from xinfer.records.evidence import WORTH, Evidence, Finding
+from xinfer.records.evidence import Evidence, Finding
 
 # Of a number of sequences no more than four times what the run had is advised: further than that it says nothing.
 _STRIDE = 4
@@ -39,7 +39,7 @@ def preemption(e: Evidence) -> Finding | None:
     """Sequences were put aside for want of blocks."""
     count = sum(s["preemptions"] for s in e.steps if e.short_of_memory(s))
     share = max(e.put_aside, e.waiting["memory"] / e.total)
-    if not count or share < WORTH:
+    if not count or share < e.WORTH:
         return None
     # Fewer places than sequences ran at a time would lower throughput more than not computing again raises it.
     sustained = round(percentile((s["batch_size"] for s in e.steps), 50) or 1)
@@ -57,7 +57,7 @@ def preemption(e: Evidence) -> Finding | None:
 def cache_full(e: Evidence) -> Finding | None:
     """Requests waited for blocks, though nobody was put aside."""
     share = e.waiting["memory"] / e.total
-    if share < WORTH:
+    if share < e.WORTH:
         return None
     setting, others = _more_memory(e)
     text = f"{_fullness(e)} Waiting for blocks was {share:.0%} of the requests' time.{_otherwise(others)}"
@@ -68,16 +68,17 @@ def queueing(e: Evidence) -> Finding | None:
     """Requests waited for a place."""
     share = e.waiting["seats"] / e.total
     seats = min(e.at_once, _STRIDE * e.seats)
-    if share < WORTH or seats <= e.seats:
+    if share < e.WORTH or seats <= e.seats:
         return None
     memory, others = _more_memory(e, seats) if seats > e.fits else ("", [])
     seats = min(seats, e.fits) if memory is None else seats
     settings = [f"engine.max_num_seqs={seats}"] * (seats > e.seats) + [memory] * bool(memory)
+    others.append("engine.policy=priority lets urgent requests go first")
     free = percentile((s["kv_blocks_free"] / (e.blocks or 1) for s in e.steps if s["batch_size"] >= e.seats), 50) or 0.0
     text = (
         f"Requests waited for one of the engine.max_num_seqs={e.seats} places, {share:.0%} of their time, while "
-        f"{free:.0%} of the KV cache was free; it holds {e.fits} sequences of {e.longest:,} tokens, and {e.at_once} "
-        f"wanted to run at once.{_otherwise([*others, 'engine.policy=priority lets urgent requests go first'])}"
+        f"{free:.0%} of the KV cache was free; it holds {e.fits} sequences of {e.longest:,} tokens, and up to "
+        f"{e.at_once} wanted to run at once.{_otherwise(others)}"
     )
     numbers = {"seats": e.seats, "fits": e.fits, "at_once": e.at_once, "blocks_free": free}
     return Finding("queueing", share, text, " ".join(filter(None, settings)) or None, numbers)
@@ -86,7 +87,7 @@ def queueing(e: Evidence) -> Finding | None:
 def _fullness(e: Evidence) -> str:
     return (
         f"The KV cache of {e.blocks:,} blocks is too small: it holds {e.fits} sequences of {e.longest:,} tokens (19 of "
-        f"20 are no longer), but {e.at_once} wanted to run at once."
+        f"20 are no longer), but up to {e.at_once} wanted to run at once."
     )
 
 
