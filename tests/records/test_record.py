@@ -95,10 +95,13 @@ def test_secrets_are_hidden_and_token_counts_are_not():
         "password": None,
     }
     hidden = {"hf_token": "<redacted>", "max_tokens": 5, "password": None}
-    assert redacted(["backend.api_key=x=y", "sampling.max_tokens=5"]) == [
+    shown = ["sampling.max_tokens=5", "engine.max_num_batched_tokens=8,16", "sampling.max_tokens=null"]
+    assert redacted(["backend.api_key=x=y", "backend.api_tokens=5a", *shown]) == [
         "backend.api_key=<redacted>",
-        "sampling.max_tokens=5",
+        "backend.api_tokens=<redacted>",
+        *shown,
     ]
+    assert redacted({"engine": {"max_num_batched_tokens": 64}}) == {"engine": {"max_num_batched_tokens": 64}}
     assert redacted(config) == hidden | {"nested": [{"api_key": "<redacted>", "skip_special_tokens": True}]}
 
 

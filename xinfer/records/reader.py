@@ -21,7 +21,8 @@ class RecordedRun:
         info: run.json.
         stats: stats.json; empty if the run never ended.
         requests: by index, as they were queued.
-        outputs: by index, those that ended.
+        outputs: by index, those that ended; of several samples the last one.
+        samples: all that ended, in that order: a request with n > 1 has n of them.
         steps: in order.
     """
 
@@ -31,6 +32,7 @@ class RecordedRun:
     requests: dict[int, Entry]
     outputs: dict[int, Entry]
     steps: list[Entry]
+    samples: list[Entry]
 
     @property
     def status(self) -> str:
@@ -45,20 +47,27 @@ def read_run(folder: Path) -> RecordedRun:
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder} is no run folder: its run.json can't be read ({error})") from error
     stats = folder / "stats.json"
-    requests: dict[str, dict[int, Entry]] = {"request": {}, "output": {}}
-    for entry in _lines(folder / "requests.jsonl"):
-        requests[entry["event"]][entry["index"]] = entry
+    entries = list(_lines(folder / "requests.jsonl"))
+    requests = {entry["index"]: entry for entry in entries if entry["event"] == "request"}
+    samples = [entry for entry in entries if entry["event"] == "output"]
+    outputs = {entry["index"]: entry for entry in samples}
     rotated = sorted(folder.glob("steps.*.jsonl"), key=lambda path: int(path.name.split(".")[1]))
     steps = [entry for path in (*rotated, folder / "steps.jsonl") for entry in _lines(path)]
     figures = json.loads(stats.read_text("utf-8")) if stats.exists() else {}
-    return RecordedRun(folder, info, figures, requests["request"], requests["output"], steps)
+    return RecordedRun(folder, info, figures, requests, outputs, steps, samples)
 
 
 def _lines(path: Path) -> Iterator[Entry]:
-    """Yield a file's lines; the last one may have been cut off by the end of the process."""
+    """Yield a file's lines; the last one may be damaged, for the process or the machine may have ended within it."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as stream:
-        for line in stream:
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                if next(stream, None) is None:
+                    return
+                raise UsageError(f"{path}: line {number} is damaged, and not the last one ({error})") from error
             if line.endswith("\n"):
-                yield json.loads(line)
+                yield entry

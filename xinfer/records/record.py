@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ SCHEMA = 1
 _ROTATE = 64 << 20  # bytes of steps.jsonl, after which it becomes steps.1.jsonl and a new one begins
 _HIDDEN = "<redacted>"
 _SECRET = re.compile(r"(token|secret|password|passwd|credential|api_?key|access_?key)s?$", re.IGNORECASE)
+_COUNT = re.compile(r"[0-9]+(,[0-9]+)*|true|false|null", re.IGNORECASE)  # of a sweep: several
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,20 @@ class RunRecord:
         folder: where it goes; None keeps no record, and every call does nothing.
         text: `full`, `hash`, or `off`: what of prompts, answers and token ids is kept.
         steps: `all`, `sample`, or `off`.
+        clock: the engine's.
     """
 
-    def __init__(self, folder: Path | None, text: str = "full", steps: str = "all") -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        text: str = "full",
+        steps: str = "all",
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         _one_of("record.text", text, ("full", "hash", "off"))
         _one_of("record.steps", steps, ("all", "sample", "off"))
         self.folder, self._text, self._steps = folder, text, steps
-        self._started, self._clock = datetime.now(UTC), perf_counter()
+        self._started, self._clock, self._began = datetime.now(UTC), clock, clock()
         self._requests: IO[str] | None = None
         self._step_lines: IO[str] | None = None
         self.info: dict[str, Any] = {"schema": SCHEMA, "status": "running", "started": self._started.isoformat()}
@@ -70,7 +78,7 @@ class RunRecord:
             entry = {
                 "event": "request",
                 "index": request.index,
-                "time": self._since_start(perf_counter()),
+                "time": self._since_start(self._clock()),
                 **{name: self._private(value) for name, value in prompt.items() if name != "chat"},
                 "chat": prompt.get("chat"),
                 "seed": request.seed,
@@ -117,7 +125,7 @@ class RunRecord:
                 stream.close()
         if self.folder is not None:
             write_json(self.folder / "stats.json", stats)
-        duration = perf_counter() - self._clock
+        duration = self._clock() - self._began
         self.update(status=status, ended=datetime.now(UTC).isoformat(), duration_s=duration)
 
     def discard(self) -> None:
@@ -130,7 +138,7 @@ class RunRecord:
         return Run(self.folder, json.loads(json.dumps(self.info, default=str)), dict(stats or {}))
 
     def _since_start(self, when: float) -> float:
-        return round(when - self._clock, 6)
+        return round(when - self._began, 6)
 
     def _private(self, value: Any) -> Any:
         """Return what may be kept of a text or of token ids, which tell the text."""
@@ -148,15 +156,18 @@ def _plain(logprobs: tuple[TokenLogprobs | None, ...] | None) -> list[Any] | Non
 def redacted(config: Any) -> Any:
     """Return a config with every value hidden whose key sounds like a secret, in `key=value` overrides too."""
     if isinstance(config, dict):
-        return {k: _HIDDEN if _secret(k) and v is not None else redacted(v) for k, v in config.items()}
+        return {k: _HIDDEN if _secret(k, v) and v is not None else redacted(v) for k, v in config.items()}
     if isinstance(config, list | tuple):
         return [redacted(value) for value in config]
-    key, equals, _ = config.partition("=") if isinstance(config, str) else ("", "", "")
-    return f"{key}={_HIDDEN}" if equals and _secret(key.rpartition(".")[2]) else config
+    key, equals, value = config.partition("=") if isinstance(config, str) else ("", "", "")
+    return f"{key}={_HIDDEN}" if equals and _secret(key.rpartition(".")[2], value) else config
 
 
-def _secret(key: object) -> bool:
-    return isinstance(key, str) and bool(_SECRET.search(key)) and key not in ("skip_special_tokens", "max_tokens")
+def _secret(key: object, value: object) -> bool:
+    """Whether a value is not to be shown: its key sounds like it. `tokens` with numbers are counted, not secret."""
+    if not isinstance(key, str) or not _SECRET.search(key):
+        return False
+    return not (key.endswith("tokens") and _COUNT.fullmatch(str(value)))
 
 
 def write_json(path: Path, content: Any) -> None:

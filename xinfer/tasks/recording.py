@@ -51,7 +51,8 @@ def recording(record: RunRecord, job: Job) -> Iterator[dict[str, Any]]:
     except (KeyboardInterrupt, BrokenPipeError):
         status = "interrupted"
         raise
-    except Exception:
+    except Exception as error:
+        record.update(error=" ".join(f"{type(error).__name__}: {error}".split()))
         if handler is not None:  # the user gets one line; where it came from is for the record
             handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "the run failed", (), sys.exc_info()))
         raise
