@@ -11,7 +11,7 @@ from xinfer.testing.fake import FakeRunner, FakeTokenizer
 
 VOCAB = 260
 DEFAULT = Limits()
-INFO = ("hash_size", "kv_tokens", "capabilities")
+INFO = ("hash_size", "kv_tokens", "capabilities", "levels")
 
 
 class Words(FakeTokenizer):

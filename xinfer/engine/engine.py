@@ -283,9 +283,11 @@ def _separate(runner: ModelRunner, limits: Limits) -> bool:
             f"{info.device} in {info.dtype}: take engine.determinism=fast, or another backend, device or precision"
         )
     separate = "decode_differs" in info.capabilities
-    if separate and limits.max_num_batched_tokens < 4:
-        raise ConfigError(
-            f"engine.max_num_batched_tokens={limits.max_num_batched_tokens} is too few for this backend in "
-            "engine.determinism=invariant: at least 4 are needed, so that no piece of a prompt is a single token"
-        )
+    sizes = {"max_num_batched_tokens": limits.max_num_batched_tokens, "max_logits_rows": limits.logits_rows}
+    for name, most in sizes.items():
+        if separate and most < 4:
+            raise ConfigError(
+                f"engine.{name}={most} is too few for this backend in engine.determinism=invariant: "
+                "at least 4 are needed, so that no piece of a prompt is a single token"
+            )
     return separate

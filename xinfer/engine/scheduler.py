@@ -33,8 +33,8 @@ class Scheduler:
       whose virtual time is later by a whole priority.
 
     Args:
-        separate: never compute prompts and generated tokens in one step, and generated ones only one at a time, for
-            runners in which a row depends on that (`decode_differs`).
+        separate: never compute single tokens (generated ones, also again, and prompts of one) and longer pieces of
+            prompts in one step, for runners in which a row depends on that (`decode_differs`).
         clock: seconds, for the times at which states begin.
     """
 
@@ -125,7 +125,7 @@ class Scheduler:
             sibling.num_cached = sequence.num_cached
             if len(self.running) < self.limits.max_num_seqs:
                 sibling.state = sequence.state
-                self.pool.fork(sequence, sibling)
+                self.pool.fork(sequence, sibling, least=2 if self.separate else 1)
                 self.running.append(sibling)
             else:
                 sibling.enter(State.PREEMPTED, self.clock())
@@ -158,6 +158,8 @@ class Scheduler:
         missing = len(sequence.token_ids) - sequence.num_computed
         if self.separate:
             missing = 1 if self._decodes(sequence) else sequence.num_prompt - sequence.num_computed
+            if plan.counts and (plan.counts[0] == 1) != (missing == 1):
+                return 0  # a prompt of one token is computed as generated ones are
         count = min(missing, plan.budget)
         if sequence.scores:
             count = min(count, plan.logits_rows)
