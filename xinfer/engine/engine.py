@@ -4,7 +4,6 @@ __all__ = ["Engine", "Observers", "Tokenizer"]
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from math import isnan
 from time import perf_counter
 
 from torch import Tensor
@@ -245,9 +244,9 @@ class Engine:
     def _score(self, sequence: Seq, logits: Tensor) -> None:
         """Keep the logprobs of the prompt's next tokens, from the rows before them."""
         first = len(sequence.prompt_logprobs) + 1
-        told = self.sampler.score(logits, sequence, sequence.token_ids[first : first + len(logits)])
-        sequence.prompt_logprobs += told
-        if any(isnan(token.logprob) for token in told):
+        tokens = sequence.token_ids[first : first + len(logits)]
+        sequence.prompt_logprobs += self.sampler.score(logits, sequence, tokens)
+        if not logits.amax(1).isfinite().all():
             sequence.error = "the model's logits are not finite (NaN or infinity) within the prompt"
 
     def _finish(self, sequence: Seq, reason: FinishReason) -> RequestOutput:
