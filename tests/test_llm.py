@@ -74,7 +74,9 @@ def test_greedy_tokens_are_those_of_transformers(llm: LLM, tiny_llama: Path):
     outputs = llm.generate(prompts, GREEDY)
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = torch.tensor([output.prompt_token_ids])
-        expected = reference.generate(ids, do_sample=False, max_new_tokens=12, min_new_tokens=12, pad_token_id=0)
+        padding = list(range(llm.tokenizer.max_token_id + 1, reference.config.vocab_size))
+        lengths = {"max_new_tokens": 12, "min_new_tokens": 12}
+        expected = reference.generate(ids, do_sample=False, **lengths, pad_token_id=0, suppress_tokens=padding)
         assert output.prompt == prompt
         assert output.outputs[0].token_ids == tuple(expected[0, ids.shape[1] :].tolist())
         assert output.outputs[0].finish_reason is FinishReason.LENGTH

@@ -1,5 +1,6 @@
 """Engines on a fake runner of the shape asked for, what comes of requests alone, and the cache's books checked."""
 
+from collections import Counter
 from dataclasses import replace
 
 from xinfer.engine.engine import Engine
@@ -11,7 +12,7 @@ from xinfer.testing.fake import FakeRunner, FakeTokenizer
 
 VOCAB = 260
 DEFAULT = Limits()
-INFO = ("hash_size", "kv_tokens", "capabilities")
+INFO = ("hash_size", "kv_tokens", "capabilities", "levels")
 
 
 class Words(FakeTokenizer):
@@ -54,10 +55,11 @@ def sequence(tokens, salt=""):
 def check_pool(pool, sequences):
     """Assert that the pool's books agree with one another and with the blocks that these sequences hold."""
     held = [block for sequence in sequences for block in sequence.blocks]
-    assert pool._holders == [held.count(block) for block in range(pool.num_blocks)]
-    apart = [*pool._free, *pool._idle, *set(held)]
+    holders = Counter(held)
+    assert pool._holders == [holders[block] for block in range(pool.num_blocks)]
+    apart = [*pool._free, *pool._idle, *holders]
     assert sorted(apart) == list(range(pool.num_blocks)), "a block is lost, or in two places"
-    assert pool.num_used == len(set(held))
+    assert pool.num_used == len(holders)
     assert pool.num_free == pool.num_blocks - pool.num_used
     assert pool._tokens == sum(pool._filled)
     assert all(pool._filled[block] == 0 for block in pool._free)

@@ -160,7 +160,7 @@ def no_copy_before_writing(monkeypatch):
 
 
 def a_fork_holds_nothing(monkeypatch):
-    def fork(self, source, target, again=1):
+    def fork(self, source, target, least=1):
         target.num_computed, target.blocks = source.num_computed, list(source.blocks)
 
     monkeypatch.setattr(BlockPool, "fork", fork)

@@ -40,7 +40,7 @@ def make_request(
     """
     params = request.params
     prompt = _prompt(request.prompt_token_ids, vocab_size)
-    _check_length(len(prompt), params.max_tokens, longest)
+    _check_length(len(prompt), params, longest)
     for name, arguments in params.extra.items():
         if name not in processors:
             there = ", ".join(processors) or "none"
@@ -83,7 +83,8 @@ def _prompt(prompt: Rows[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(int(token) for token in prompt)
 
 
-def _check_length(prompt: int, most: int | None, longest: int) -> None:
+def _check_length(prompt: int, params: SamplingParams, longest: int) -> None:
+    most, least = params.max_tokens, params.min_tokens
     if prompt >= longest + (most == 0):
         raise RequestError(
             f"the prompt has {prompt} tokens, but the context holds {longest} with at least one generated: "
@@ -93,6 +94,11 @@ def _check_length(prompt: int, most: int | None, longest: int) -> None:
         raise RequestError(
             f"the prompt's {prompt} tokens and max_tokens={most} make {prompt + most}, but the context holds "
             f"{longest}: lower max_tokens, or leave it null to fill the context"
+        )
+    if prompt + least > longest:
+        raise RequestError(
+            f"the prompt's {prompt} tokens and min_tokens={least} make {prompt + least}, but the context holds "
+            f"{longest}: lower min_tokens"
         )
 
 

@@ -110,13 +110,16 @@ class StopMatcher:
         self._pending = ""
         self.matched: str | None = None
 
-    def push(self, delta: str) -> str:
-        """Take new text; return what can be shown. After a match `matched` is set and the text ends there."""
+    def push(self, delta: str, may_stop: bool = True) -> str:
+        """Take new text; return what can be shown. After a match `matched` is set and the text ends there.
+
+        Only a stop string that this text completes counts, and only if it may.
+        """
         if not self._stops:
             return delta
-        text = self._pending + delta
-        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
-        if found:
+        text, before = self._pending + delta, len(self._pending)
+        found = [(text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stops if may_stop]
+        if found := [match for match in found if match[0] >= 0]:
             at, self.matched = min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
             self._pending = ""
             return text[: at + len(self.matched)] if self._include else text[:at]
@@ -149,9 +152,8 @@ class TextStream:
         return self._stops.matched is not None
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
-        """Take one token; return the text to show for it, in which stop strings are looked for only if it may stop."""
-        delta = self._decoder.push(token_id)
-        return self._keep(self._stops.push(delta) if may_stop else delta)
+        """Take one token; return the text to show for it. It completes a stop string only if it may stop the text."""
+        return self._keep(self._stops.push(self._decoder.push(token_id), may_stop))
 
     def finish(self) -> str:
         """Return the rest of the text."""

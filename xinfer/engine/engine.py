@@ -4,7 +4,6 @@ __all__ = ["Engine", "Observers", "Tokenizer"]
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from math import isnan
 from time import perf_counter
 
 from torch import Tensor
@@ -247,9 +246,9 @@ class Engine:
     def _score(self, sequence: Seq, logits: Tensor) -> None:
         """Keep the logprobs of the prompt's next tokens, from the rows before them."""
         first = len(sequence.prompt_logprobs) + 1
-        told = self.sampler.score(logits, sequence, sequence.token_ids[first : first + len(logits)])
-        sequence.prompt_logprobs += told
-        if any(isnan(token.logprob) for token in told):
+        tokens = sequence.token_ids[first : first + len(logits)]
+        sequence.prompt_logprobs += self.sampler.score(logits, sequence, tokens)
+        if not logits.amax(1).isfinite().all():
             sequence.error = "the model's logits are not finite (NaN or infinity) within the prompt"
 
     def _finish(self, sequence: Seq, reason: FinishReason) -> RequestOutput:
@@ -289,9 +288,11 @@ def _separate(runner: ModelRunner, limits: Limits) -> bool:
             f"{info.device} in {info.dtype}: take engine.determinism=fast, or another backend, device or precision"
         )
     separate = "decode_differs" in info.capabilities
-    if separate and limits.max_num_batched_tokens < 4:
-        raise ConfigError(
-            f"engine.max_num_batched_tokens={limits.max_num_batched_tokens} is too few for this backend in "
-            "engine.determinism=invariant: at least 4 are needed, so that no piece of a prompt is a single token"
-        )
+    sizes = {"max_num_batched_tokens": limits.max_num_batched_tokens, "max_logits_rows": limits.logits_rows}
+    for name, most in sizes.items():
+        if separate and most < 4:
+            raise ConfigError(
+                f"engine.{name}={most} is too few for this backend in engine.determinism=invariant: "
+                "at least 4 are needed, so that no piece of a prompt is a single token"
+            )
     return separate

@@ -125,16 +125,13 @@ class BlockPool:
                 self._fill(blocks[number], max(self._filled[blocks[number]], min(size, tokens - number * size)))
         return True
 
-    def fork(self, source: Sequence, target: Sequence, again: int = 1) -> None:
-        """Let `target` share all that `source` has computed; what it can't share it computes again.
-
-        That is nothing, or at least `again` tokens.
-        """
+    def fork(self, source: Sequence, target: Sequence, least: int = 1) -> None:
+        """Let `target` share what `source` has computed; what it can't, no fewer than `least`, it computes again."""
         shared = source.blocks[: self.blocks_for(source.num_computed)]
         target.num_computed = source.num_computed
         if not self._can_copy and source.num_computed % self.block_size:
-            whole = max(0, source.num_computed - again) // self.block_size
-            shared, target.num_computed = shared[:whole], whole * self.block_size
+            shared = shared[: max(0, source.num_computed - least) // self.block_size]
+            target.num_computed = len(shared) * self.block_size
         for block in shared:
             self._holders[block] += 1
         target.blocks, target.chain = shared, list(source.chain)

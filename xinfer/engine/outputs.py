@@ -26,7 +26,8 @@ class RequestOutput:
     Attributes:
         text: the deltas of its `TokenOutput`s joined, and `tail`, what was held back until the end.
         logprobs: one for each token, or None where they were not asked for.
-        prompt_logprobs: one for each token of the prompt, the first of which has none; with sample 0 only.
+        prompt_logprobs: one for each token of the prompt, the first of which has none; with sample 0 only, and not
+            where it ended with an error.
     """
 
     request_id: str

@@ -89,6 +89,8 @@ class SamplingParams:
         put("bad_words", _texts("bad_words", self.bad_words))
         put("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         put("logit_bias", _bias(self.logit_bias))
+        if not isinstance(self.extra, Mapping):
+            raise RequestError(f"extra={self.extra!r} is not a mapping from logits processors to their arguments")
         if self.allowed_token_ids is not None:
             put("allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
@@ -162,7 +164,7 @@ def _bias(value: object) -> dict[int, float]:
         raise RequestError(f"logit_bias={value!r} is not a mapping from token ids to numbers")
     bias = {}
     for key, number in value.items():
-        digits = isinstance(key, str) and key.isascii() and key.isdecimal()
+        digits = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 20
         token_id = _integer("logit_bias, token id", int(key) if digits else key, 0)
         bias[token_id] = _number(f"logit_bias[{token_id}]", number, -100, 100)
     return bias

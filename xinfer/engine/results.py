@@ -83,7 +83,7 @@ def request_output(sequence: Sequence, reason: FinishReason, tail: str) -> Reque
     """Return what a sample that has ended brought."""
     request, params = sequence.request, sequence.request.params
     cached = sequence.num_cached if sequence.sample == 0 else sequence.num_prompt
-    scored = params.prompt_logprobs is not None and sequence.sample == 0
+    scored = params.prompt_logprobs is not None and sequence.sample == 0 and sequence.error is None
     return RequestOutput(
         request_id=request.request_id,
         index=request.index,

@@ -35,8 +35,8 @@ class RunnerInfo:
         notes: what a user may want to know of how it computes.
         levels: those of `LEVELS` that it keeps, bit for bit, with the limits that it was made with.
         capabilities: optional parts of the contract that it has: `copy`, `free`; `decode_differs` says that it keeps
-            its levels only if the engine never computes prompts and generated tokens in one call, never cuts a single
-            token off a prompt, and computes generated tokens one by one, again too.
+            its levels only if the engine never computes single tokens beside longer pieces in one call, never cuts a
+            single token off a prompt, and computes generated tokens one by one, again too.
     """
 
     vocab_size: int

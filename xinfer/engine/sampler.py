@@ -52,8 +52,12 @@ class Sampler:
         changed = logits
         for processor in self.processors:
             changed = processor.apply(changed, sequences)
-        changed = adjust(changed, sequences)[:, : self.vocab_size]
+        changed = adjust(changed, sequences)
+        broken = [] if changed is logits else (~logits.amax(1).isfinite()).nonzero()[:, 0].tolist()
+        changed = changed[:, : self.vocab_size]
         tokens = sample(changed, sequences)
+        for row in broken:  # even if a mask hides it
+            tokens[row] = None
         logprobs = self._logprobs(logits, changed, sequences, tokens)
         return [
             Choice(token, logprobs.get(row)) if token is not None else Choice(-1, error=_why(logits[row]))

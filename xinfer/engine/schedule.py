@@ -19,6 +19,7 @@ class Schedule:
         sampled: those that get a token, each from row `rows[i]` of the logits; its draft's rows follow that one.
         scored: those whose prompt gets logprobs from the rows beginning at the second number, as many as the third.
         copies: blocks that the runner copies first.
+        guesses: drafted tokens that may still be taken in, so that those that run get what is theirs.
         preemptions: sequences put aside to make room.
         looked_up: tokens asked of the prefix cache for sequences that began to run; `found` of them were there.
         prefill_tokens, decode_tokens, draft_tokens: computed in the step; see `StepStats`.
@@ -34,6 +35,7 @@ class Schedule:
     scored: list[tuple[Sequence, int, int]] = field(default_factory=list)
     batch: Batch = None  # type: ignore[assignment]
     copies: list[Copy] = field(default_factory=list)
+    guesses: int = 0
     preemptions: int = 0
     looked_up: int = 0
     found: int = 0

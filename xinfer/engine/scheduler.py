@@ -33,8 +33,8 @@ class Scheduler:
       whose virtual time is later by a whole priority.
 
     Args:
-        separate: never compute prompts and generated tokens in one step, and generated ones only one at a time, for
-            runners in which a row depends on that (`decode_differs`).
+        separate: never compute single tokens (generated ones, also again, and prompts of one) and longer pieces of
+            prompts in one step, for runners in which a row depends on that (`decode_differs`).
         clock: seconds, for the times at which states begin.
     """
 
@@ -94,6 +94,7 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the next step's tokens."""
         plan = Schedule(self.limits.max_num_batched_tokens, self.limits.logits_rows)
+        plan.guesses = (min(plan.budget, plan.logits_rows) - len(self.running)) // (2 if self.num_waiting else 1)
         self._steps += 1
         decoding = [s for s in self.running if self._decodes(s)]
         prefilling = [s for s in self.running if not self._decodes(s)] if len(decoding) < len(self.running) else []
@@ -125,7 +126,7 @@ class Scheduler:
             sibling.num_cached = sequence.num_cached
             if len(self.running) < self.limits.max_num_seqs:
                 sibling.state = sequence.state
-                self.pool.fork(sequence, sibling, 2 if self.separate else 1)
+                self.pool.fork(sequence, sibling, least=2 if self.separate else 1)
                 self.running.append(sibling)
             else:
                 sibling.enter(State.PREEMPTED, self.clock())
@@ -173,7 +174,8 @@ class Scheduler:
         if sequence.draft:
             complete = sequence.num_computed + count == len(sequence.token_ids)
             left = sequence.limit - len(sequence.token_ids) - 1
-            del sequence.draft[max(0, min(left, plan.budget - count, plan.logits_rows - 1) if complete else 0) :]
+            del sequence.draft[max(0, min(left, plan.guesses) if complete else 0) :]
+            plan.guesses -= len(sequence.draft)
 
     def _admit(self, plan: Schedule, prompts: bool) -> None:
         """Let those that wait begin, the next one first, as long as there is room for all of one's tokens.

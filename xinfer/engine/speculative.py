@@ -171,10 +171,12 @@ class DraftModelProposer:
         if shadow is None:
             shadow = Sequence(sequence.request, [], sequence.limit, sample=sequence.sample)
             self._shadows[sequence] = shadow
-        same = min(shadow.num_computed, len(sequence.token_ids) - 1)
-        while same and shadow.token_ids[same - 1] != sequence.token_ids[same - 1]:
-            same -= 1
+        most = min(shadow.num_computed, len(sequence.token_ids) - 1)
+        same = min(shadow.num_known, most)  # `num_known` of a shadow: tokens that were the sequence's own last time
+        while same < most and shadow.token_ids[same] == sequence.token_ids[same]:
+            same += 1
         shadow.token_ids, shadow.num_computed = list(sequence.token_ids), same
+        shadow.num_known = len(sequence.token_ids)
         return shadow
 
     def _catch_up(self, shadow: Sequence, tokens: int) -> bool:
