@@ -47,6 +47,7 @@ class TorchRunner(ModelRunner):
 
     def __init__(self, context: BackendContext) -> None:
         spec = context.model.spec
+        self._process = psutil.Process()
         self.device = choose_device(context.config.device)
         self.dtype = choose_dtype(context.model.dtype, self.device)
         if context.config.threads is not None:
@@ -128,7 +129,7 @@ class TorchRunner(ModelRunner):
         """See `ModelRunner.metrics`."""
         if self.device.type == "cuda":
             return {"mem_used": torch.cuda.memory_allocated(self.device)}
-        return {"mem_used": psutil.Process().memory_info().rss}
+        return {"mem_used": self._process.memory_info().rss}
 
     def close(self) -> None:
         """Give back the memory."""
