@@ -133,9 +133,9 @@ class Session:
             return None
         if wanted.speculation == "ngram":
             return Speculator(NgramProposer(), wanted.draft_tokens)
-        return Speculator(
-            DraftModelProposer(self._draft_runner(wanted.draft_model or ""), self.limits), wanted.draft_tokens
-        )
+        drafter = self._draft_runner(wanted.draft_model or "")
+        vocab_size = self.runner.info.vocab_size
+        return Speculator(DraftModelProposer(drafter, self.limits, vocab_size), wanted.draft_tokens)
 
     def _draft_runner(self, reference: str) -> ModelRunner:
         """Return the smaller model on the same backend; another vocabulary is a `ConfigError`."""

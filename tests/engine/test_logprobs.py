@@ -25,7 +25,7 @@ def expected(values, token, top):
     """A token's entry by sorting the whole row."""
     order = sorted(range(len(values)), key=lambda t: (-values[t], t))
     rank = 1 + sum(value > values[token] for value in values)
-    return token, values[token], rank, tuple((t, values[t]) for t in order[:top])
+    return token, values[token], rank, tuple((t, values[t]) for t in order[:top] if values[t] > -INF)
 
 
 def entry(told):

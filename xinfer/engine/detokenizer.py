@@ -33,6 +33,13 @@ class IncrementalDecoder:
         self._pending.append(token_id)
         text = self._decode(self._context + self._pending)
         self._held = _unfinished(text)
+        if not self._held and not self._shown and not self._foreign and text.startswith(self._before):
+            delta = text[len(self._before) :]  # nearly always: whole characters after whole characters
+            if delta:
+                self._context, self._before, self._pending = self._pending, self._decode(self._pending), []
+            elif self._before:
+                self._pending = []
+            return delta
         if not text.startswith(self._before):  # byte fallback: one bad byte spoils the whole run of bytes
             if self._held and len(self._pending) <= _HOLD:
                 return ""
@@ -107,6 +114,7 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops, self._include = tuple(stops), include
+        self._firsts = {stop[0] for stop in stops}
         self._pending = ""
         self.matched: str | None = None
 
@@ -115,8 +123,8 @@ class StopMatcher:
 
         Only a stop string that this text completes counts, and only if it may.
         """
-        if not self._stops:
-            return delta
+        if not self._pending and self._firsts.isdisjoint(delta):
+            return delta  # no stop string begins here
         text, before = self._pending + delta, len(self._pending)
         found = [(text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stops if may_stop]
         if found := [match for match in found if match[0] >= 0]:

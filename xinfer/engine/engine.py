@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xinfer.engine.admission import Tokenizer, make_request, make_sequences
 from xinfer.engine.detokenizer import Decode, remembering
-from xinfer.engine.logits import LogitsProcessor, count_token
+from xinfer.engine.logits import LogitsProcessor
 from xinfer.engine.logprobs import MODES
 from xinfer.engine.observers import NOBODY, Observers
 from xinfer.engine.outputs import RequestOutput, StepOutput, TokenOutput
@@ -233,7 +233,8 @@ class Engine:
             sequence.enter(State.DECODE, now)
         if choice.logprobs is not None:
             sequence.logprobs.append(choice.logprobs)
-        count_token(sequence, token)
+        if sequence.counts is not None:
+            sequence.counts[token] += 1
         ends, text = token in request.eos_token_ids or token in params.stop_token_ids, ""
         if sequence.text is not None and (not ends or params.include_stop_str_in_output):
             generated = len(sequence.token_ids) - sequence.num_prompt

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_HEAD = 1024  # logits that are sorted at first where only top-p limits them
+
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -41,32 +43,60 @@ def candidates(
         The candidates of every row. Of equal logits those with the lowest ids stay.
     """
     if top_k is None and top_p is None:
-        weights = _weights(logits, temperature)
-        return Candidates(None, weights if min_p is None else weights.where(weights >= min_p[:, None], 0.0))
-    values, ids = largest(logits, int(top_k.max()) if top_k is not None else logits.shape[1], top_k)
-    weights = _weights(values, temperature)
-    if min_p is not None:
-        weights = weights.where(weights >= min_p[:, None], 0.0)
-    if top_k is not None:
-        weights = weights.where(torch.arange(weights.shape[1], device=weights.device) < top_k[:, None], 0.0)
+        return Candidates(None, _weights(logits, temperature, min_p))
+    if top_k is None:
+        assert top_p is not None
+        return _nucleus(logits, temperature, top_p, min_p)
+    values, ids = largest(logits, top_k)
+    weights = _weights(values, temperature, min_p)
+    weights = weights.where(torch.arange(weights.shape[1], device=weights.device) < top_k[:, None], 0.0)
     if top_p is not None:
         mass = weights.cumsum(1)
-        missing = mass[:, :-1] < top_p[:, None] * mass[:, -1:]
-        weights[:, 1:].masked_fill_(~missing, 0.0)  # the likeliest token always stays
+        _cut(weights, mass, top_p[:, None] * mass[:, -1:])
+    return _by_id(ids, weights)
+
+
+def _nucleus(logits: Tensor, temperature: Tensor, top_p: Tensor, min_p: Tensor | None) -> Candidates:
+    """Filter by top-p alone: as many of the largest logits are sorted as are needed, which is seldom many."""
+    wanted = top_p[:, None] * _weights(logits, temperature, min_p).cumsum(1)[:, -1:]
+    count, width = min(_HEAD, logits.shape[1]), logits.shape[1]
+    while True:
+        values, ids = largest(logits, torch.full((len(logits),), count, device=logits.device))
+        weights = _weights(values, temperature, min_p)
+        mass = weights.cumsum(1)
+        if count == width or bool((mass[:, -1:] >= wanted).all()):
+            _cut(weights, mass, wanted)
+            return _by_id(ids, weights)
+        count = min(8 * count, width)
+
+
+def _cut(weights: Tensor, mass: Tensor, wanted: Tensor) -> None:
+    """Drop what comes after the mass that is wanted was reached; the likeliest token always stays."""
+    weights[:, 1:].masked_fill_(mass[:, :-1] >= wanted, 0.0)
+
+
+def _by_id(ids: Tensor, weights: Tensor) -> Candidates:
     ids, order = ids.sort(1)
     return Candidates(ids, weights.gather(1, order))
 
 
-def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Return exp((logit - largest) / temperature): the largest of each row is 1, so nothing overflows."""
+def _weights(logits: Tensor, temperature: Tensor, min_p: Tensor | None) -> Tensor:
+    """Return exp((logit - largest) / temperature), and 0 for what is less likely than `min_p` times the likeliest.
+
+    The largest of each row is 1, so nothing overflows.
+    """
     wide = logits.double()
-    return ((wide - wide.amax(1, keepdim=True)) / temperature[:, None]).exp()
+    weights = ((wide - wide.amax(1, keepdim=True)) / temperature[:, None]).exp_()
+    return weights if min_p is None else weights.where(weights >= min_p[:, None], 0.0)
 
 
-def largest(logits: Tensor, count: int, top_k: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest logits of each row with their ids, by falling logit and then by rising id."""
-    width = logits.shape[1]
-    if count >= width or top_k is None:
+def largest(logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's `counts[k]` largest logits with their ids, by falling logit and then by rising id.
+
+    Rows are as wide as the largest count; what lies beyond a row's own count is in no particular order.
+    """
+    count, width = int(counts.max()), logits.shape[1]
+    if count >= width:
         values, ids = logits.sort(dim=1, descending=True, stable=True)
         return values, ids
     values, ids = logits.topk(count + 1, 1)
@@ -74,7 +104,7 @@ def largest(logits: Tensor, count: int, top_k: Tensor | None) -> tuple[Tensor, T
     ids, order = ids.sort(1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     ids = ids.gather(1, order)
-    boundary = values.gather(1, (top_k - 1)[:, None])[:, 0]
+    boundary = values.gather(1, (counts - 1)[:, None])[:, 0]
     for row in (boundary == values[:, -1]).nonzero()[:, 0].tolist():
         whole, whole_ids = logits[row].sort(descending=True, stable=True)
         values[row], ids[row] = whole[: count + 1], whole_ids[: count + 1]

@@ -3,7 +3,7 @@
 All rows of a step at once, touching only the rows and tokens that a request names; where none does, nothing is copied.
 """
 
-__all__ = ["LogitsProcessor", "adjust", "asks", "check", "count_token", "counted"]
+__all__ = ["LogitsProcessor", "adjust", "asks", "check", "counted"]
 
 import math
 from collections import Counter
@@ -40,12 +40,6 @@ def asks(request: Request) -> bool:
 def counted(request: Request) -> Counter[int] | None:
     """Return how often each token of the prompt occurs in the output, which is not yet, for penalties to be kept."""
     return Counter(dict.fromkeys(request.prompt_token_ids, 0)) if request.params.penalizes else None
-
-
-def count_token(sequence: Sequence, token: int) -> None:
-    """Count a token of the output."""
-    if sequence.counts is not None:
-        sequence.counts[token] += 1
 
 
 def check(request: Request, vocab_size: int) -> None:

@@ -2,6 +2,8 @@
 
 __all__ = ["MODES", "describe", "values_of"]
 
+import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 
 import torch
@@ -28,11 +30,16 @@ def describe(values: Tensor, tokens: Rows[int], tops: Rows[int]) -> list[TokenLo
     chosen = values.gather(1, ids)
     ranks = ((values > chosen).sum(1) + 1).tolist()
     most = min(max(tops, default=0), values.shape[1])
-    best = largest(values, most, torch.full((len(tokens),), most, device=values.device)) if most else None
+    best = largest(values, torch.full((len(tokens),), most, device=values.device)) if most else None
     best_values, best_ids = (best[0].tolist(), best[1].tolist()) if best else ([[]] * len(tokens), [[]] * len(tokens))
     return [
-        TokenLogprobs(token, value, rank, tuple(zip(top_ids[:top], top_values[:top], strict=True)))
+        TokenLogprobs(token, value, rank, tuple(_possible(top_ids[:top], top_values[:top])))
         for token, value, rank, top, top_ids, top_values in zip(
             tokens, chosen[:, 0].tolist(), ranks, tops, best_ids, best_values, strict=True
         )
     ]
+
+
+def _possible(ids: list[int], values: list[float]) -> Iterator[tuple[int, float]]:
+    """Yield the tokens that can come at all: of the others there is no number to tell."""
+    return ((token, value) for token, value in zip(ids, values, strict=True) if value > -math.inf)

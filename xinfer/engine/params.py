@@ -33,7 +33,7 @@ class SamplingParams:
         seed: 0 to 2**64 - 1; None derives it from the run's seed and the request's index.
         presence_penalty: taken off the logit of every token of the output, -2 to 2.
         frequency_penalty: the same, once for each time that the token occurs in the output.
-        repetition_penalty: above zero; divides the positive and multiplies the negative logits of all tokens of prompt
+        repetition_penalty: 0.01 to 100; divides the positive and multiplies the negative logits of all tokens of prompt
             and output.
         logit_bias: added to these tokens' logits, -100 to 100.
         allowed_token_ids: no other token can come; None allows all.
@@ -78,8 +78,6 @@ class SamplingParams:
         put("n", _integer("n", self.n, 1, _MOST_SAMPLES))
         for name, low, high in _RANGES:
             put(name, _number(name, getattr(self, name), low, high))
-        if self.repetition_penalty == 0:
-            raise RequestError("repetition_penalty=0 is out of range: a number above 0 is expected (1 changes nothing)")
         put("top_k", _integer("top_k", self.top_k, -1))
         put("min_tokens", _integer("min_tokens", self.min_tokens, 0))
         for name, most in _OPTIONAL:
@@ -115,7 +113,7 @@ _RANGES = (
     ("min_p", 0, 1),
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
-    ("repetition_penalty", 0, math.inf),
+    ("repetition_penalty", 0.01, 100),
 )
 _OPTIONAL = (("seed", MAX_SEED), ("max_tokens", math.inf), ("logprobs", math.inf), ("prompt_logprobs", math.inf))
 

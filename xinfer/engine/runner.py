@@ -76,7 +76,10 @@ class ModelRunner(ABC):
         """Copy the first `tokens` tokens of block `source` into block `target` (capability `copy`)."""
 
     def free(self, blocks: Sequence[int]) -> None:  # noqa: B027
-        """Hear of blocks that nobody holds any more (capability `free`)."""
+        """Hear of blocks that nobody holds and nobody can find any more (capability `free`).
+
+        A block that is taken for another sequence at once is not told; its first tokens are then written anew.
+        """
 
     def metrics(self) -> Mapping[str, Any]:
         """Return what the device tells of the last step; what it does not tell is left out.

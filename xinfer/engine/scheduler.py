@@ -16,6 +16,7 @@ from xinfer.engine.schedule import Schedule
 from xinfer.engine.types import Limits, Sequence, State
 from xinfer.errors import OverloadedError
 
+_OVERTAKING_STEPS = 128  # by which a running request must be due later than one that waits to give it its place
 _PRIORITY_STEPS = 256  # steps that a request of the next lower priority waits for one that has just come
 _STEP_TOKENS = 64  # tokens of prompt and output for which a request yields to those that come a step later
 
@@ -30,7 +31,7 @@ class Scheduler:
     - `priority`: by a virtual time: the step of arrival, later by 256 steps for each number of `Request.priority` and
       by one for each 64 tokens of prompt and output. So urgent and short requests overtake, yet nothing starves:
       whoever waits is ahead of all that come late enough. One that waits in vain takes the place of a running one
-      whose virtual time is later by a whole priority.
+      whose virtual time is later by half a priority.
 
     Args:
         separate: never compute single tokens (generated ones, also again, and prompts of one) and longer pieces of
@@ -96,8 +97,10 @@ class Scheduler:
         plan = Schedule(self.limits.max_num_batched_tokens, self.limits.logits_rows)
         plan.guesses = (min(plan.budget, plan.logits_rows) - len(self.running)) // (2 if self.num_waiting else 1)
         self._steps += 1
-        decoding = [s for s in self.running if self._decodes(s)]
-        prefilling = [s for s in self.running if not self._decodes(s)] if len(decoding) < len(self.running) else []
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self.running:
+            (decoding if self._decodes(sequence) else prefilling).append(sequence)
         prefilling.sort(key=lambda s: s.key)
         prompts_first = self.separate and not self._prefilled
         for turn in (False, True) if not prompts_first else (True, False):
@@ -115,7 +118,8 @@ class Scheduler:
     def computed(self, sequence: Sequence, count: int) -> None:
         """Note that so many tokens more are in the cache; what of them is whole can be reused."""
         sequence.num_computed += count
-        self.pool.register(sequence, sequence.num_prompt if self.separate else None)
+        if (sequence.num_known + 1) * self.pool.grain <= sequence.num_computed:
+            self.pool.register(sequence, sequence.num_prompt if self.separate else None)
 
     def fork(self, sequence: Sequence) -> None:
         """Let the other samples go on from a prompt that has just been computed."""
@@ -144,9 +148,10 @@ class Scheduler:
         if not sequence.running or not (count := self._count(plan, sequence)):
             sequence.draft.clear()
             return
-        self._trim_draft(plan, sequence, count)
-        if sequence.draft and not self.pool.grow(sequence, sequence.num_computed + count + len(sequence.draft)):
-            sequence.draft.clear()  # a guess is not worth anybody's place
+        if sequence.draft:
+            self._trim_draft(plan, sequence, count)
+            if not self.pool.grow(sequence, sequence.num_computed + count + len(sequence.draft)):
+                sequence.draft.clear()  # a guess is not worth anybody's place
         while not self.pool.grow(sequence, sequence.num_computed + count):
             victim = max(self.running, key=lambda s: (s.request.priority, s.request.arrival, s.sample))
             self._preempt(plan, victim)
@@ -171,11 +176,10 @@ class Scheduler:
 
     def _trim_draft(self, plan: Schedule, sequence: Sequence, count: int) -> None:
         """Leave no more of a draft than the step, the logits, and the sequence's end allow."""
-        if sequence.draft:
-            complete = sequence.num_computed + count == len(sequence.token_ids)
-            left = sequence.limit - len(sequence.token_ids) - 1
-            del sequence.draft[max(0, min(left, plan.guesses) if complete else 0) :]
-            plan.guesses -= len(sequence.draft)
+        complete = sequence.num_computed + count == len(sequence.token_ids)
+        left = sequence.limit - len(sequence.token_ids) - 1
+        del sequence.draft[max(0, min(left, plan.guesses) if complete else 0) :]
+        plan.guesses -= len(sequence.draft)
 
     def _admit(self, plan: Schedule, prompts: bool) -> None:
         """Let those that wait begin, the next one first, as long as there is room for all of one's tokens.
@@ -219,7 +223,7 @@ class Scheduler:
         if self.limits.policy != "priority" or not self.running:
             return False
         victim = max(self.running, key=lambda s: s.key)
-        due = victim.key[0] >= sequence.key[0] + _PRIORITY_STEPS
+        due = victim.key[0] >= sequence.key[0] + _OVERTAKING_STEPS
         if due:
             self._preempt(plan, victim)
         return due

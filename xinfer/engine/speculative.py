@@ -141,10 +141,11 @@ class DraftModelProposer:
     Args:
         runner: the small model, with a cache of its own.
         limits: its; a sequence for which its cache has no room gets no draft.
+        vocab_size: ids that the large model knows; its rows may be narrower than the small one's.
     """
 
-    def __init__(self, runner: ModelRunner, limits: Limits) -> None:
-        self.runner, self.limits = runner, limits
+    def __init__(self, runner: ModelRunner, limits: Limits, vocab_size: int | None = None) -> None:
+        self.runner, self.limits, self.vocab_size = runner, limits, vocab_size
         self.pool = BlockPool(runner.info, prefix_cache=False)
         self._shadows: dict[Sequence, Sequence] = {}
 
@@ -156,7 +157,7 @@ class DraftModelProposer:
             batch = [shadows[s] for s in able]
             counts = [len(s.token_ids) - s.num_computed for s in batch]
             logits = self._forward(batch, counts, [1] * len(batch))
-            for shadow, token in zip(batch, sample(logits, batch), strict=True):
+            for shadow, token in zip(batch, sample(logits[:, : self.vocab_size], batch), strict=True):
                 shadow.token_ids.append(0 if token is None else token)
         return [shadows[s].token_ids[len(s.token_ids) :] for s in sequences]
 

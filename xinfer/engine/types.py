@@ -141,7 +141,7 @@ class TokenLogprobs:
 
     Attributes:
         rank: how many tokens are likelier, plus one.
-        top: (token id, value) by falling value; of equals the lowest id first.
+        top: (token id, value) by falling value; of equals the lowest id first; none that can not come.
     """
 
     token_id: int
