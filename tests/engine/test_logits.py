@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from xinfer.engine.admission import make_request, make_sequences
-from xinfer.engine.logits import adjust, count_token
+from xinfer.engine.logits import adjust
 from xinfer.engine.random import derive
 from xinfer.engine.sampler import Sampler
 from xinfer.engine.types import FinishReason, Request, SamplingParams
@@ -41,7 +41,8 @@ def asking(prompt, output=(), eos=(), **params):
     sequence = make_sequences(request, 100, None)
     for token in output:
         sequence.token_ids.append(token)
-        count_token(sequence, token)
+        if sequence.counts is not None:
+            sequence.counts[token] += 1
     return sequence
 
 
