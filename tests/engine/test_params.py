@@ -21,7 +21,7 @@ NOT_NUMBERS = ("1", None, True, NAN, [1])
         *(("n", value) for value in (0, -1, 1025, 1.5, *NOT_NUMBERS)),
         *(("presence_penalty", value) for value in (-2.1, 2.1, INF, *NOT_NUMBERS)),
         *(("frequency_penalty", value) for value in (-2.1, 2.1, -INF, *NOT_NUMBERS)),
-        *(("repetition_penalty", value) for value in (0, -1, INF, *NOT_NUMBERS)),
+        *(("repetition_penalty", value) for value in (0, 0.009, 101, -1, INF, *NOT_NUMBERS)),
         *(("min_tokens", value) for value in (-1, 1.5, 17, *NOT_NUMBERS)),
         *(("logprobs", value) for value in (-1, 1.5, "1", True, NAN)),
         *(("prompt_logprobs", value) for value in (-1, 1.5, "1", False, NAN)),
@@ -56,7 +56,8 @@ def test_a_bias_that_is_none_is_refused_by_key(bias, named):
     [
         {"n": 1024},
         {"presence_penalty": -2, "frequency_penalty": 2},
-        {"repetition_penalty": 1e-3},
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 100},
         {"logit_bias": {"0": 100, 259: -100}},
         {"min_tokens": 0, "max_tokens": 0},
         {"min_tokens": 16},
