@@ -201,6 +201,7 @@ def test_a_seeded_request_is_the_same_in_every_company(seed):
 
 
 def test_no_generator_of_the_program_is_used_or_seeded():
+    """Case D07."""
     np.random.seed(5)
     torch.manual_seed(5)
     before = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()

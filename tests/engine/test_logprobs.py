@@ -129,6 +129,7 @@ def test_a_prompts_logprobs_are_the_same_however_it_is_cut(budget, rows):
 
 
 def test_a_prompt_may_be_scored_and_nothing_generated():
+    """Case T16."""
     for prompt in ([5], PROMPT):
         (output,) = generate(prompt, params_of(prompt_logprobs=1, max_tokens=0, logprobs=1))
         assert (output.token_ids, output.text, output.logprobs) == ((), "", ())

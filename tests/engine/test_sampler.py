@@ -169,7 +169,21 @@ def test_rows_with_different_top_k_share_a_batch_with_equals_at_the_border():
 
 @pytest.mark.parametrize(("p", "ids"), [(0, [0]), (0.5, [0]), (0.75, [0, 1]), (0.76, [0, 1, 2]), (1, [0, 1, 2, 3])])
 def test_the_nucleus_is_the_smallest_set_whose_mass_reaches_p(p, ids):
+    """Case S04, with powers of two, so that rounding can't decide."""
     assert list(keep([0.0, -1.0, -2.0, -2.0], HALVING, top_p=p)) == ids
+
+
+@pytest.mark.parametrize("tail", [0, 1, 900, 1020, 1100, 9000])
+@pytest.mark.parametrize("p", [0.5, 0.9, 0.999])
+def test_a_nucleus_may_be_wider_than_what_is_sorted_at_first(p, tail):
+    rng = np.random.default_rng(tail)
+    rows = torch.tensor(rng.normal(size=(3, 64 + tail)) * np.array([[0.01], [3.0], [30.0]]), dtype=torch.float32)
+    result = candidates(rows, torch.ones(3, dtype=torch.float64), None, torch.full((3,), p, dtype=torch.float64), None)
+    for row, ids, weights in zip(rows.double().tolist(), result.ids, result.weights, strict=True):
+        order = sorted(range(len(row)), key=lambda token: (-row[token], token))
+        shares = np.exp(np.array([row[token] for token in order]) - row[order[0]])
+        needed = 1 + int((shares.cumsum()[:-1] < p * shares.sum()).sum())
+        assert ids[weights > 0].tolist() == sorted(order[:needed])
 
 
 def test_the_nucleus_of_three_tenths_and_five_tenths():
