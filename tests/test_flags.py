@@ -54,6 +54,11 @@ def test_a_prompt_is_taken_word_for_word_and_never_reaches_hydra(text: str):
     assert parse([f"--prompt={text}"]).prompts[0].text == text
 
 
+def test_bad_words_count_for_every_prompt_word_for_word():
+    line = parse(["--prompt", "a", "--prompt", "b", "--bad-word", "x,y", "--bad-word", "${z}"])
+    assert [(p.text, p.bad_words) for p in line.prompts] == [(text, ("x,y", "${z}")) for text in "ab"]
+
+
 def test_system_and_stop_count_for_every_prompt():
     line = parse(["--stop", r"\n", "--prompt", "a", "--prompt", "b", "--system", "be brief", "--stop", r"\\n"])
     assert [(p.text, p.system, p.stop) for p in line.prompts] == [(t, "be brief", ("\n", "\\n")) for t in "ab"]

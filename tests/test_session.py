@@ -2,14 +2,14 @@
 
 import json
 import logging
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 
-from xinfer.config import Config, ModelConfig, SamplingConfig
+from xinfer.config import Config, EngineConfig, ModelConfig, SamplingConfig
 from xinfer.engine.observers import Observers
-from xinfer.engine.types import SamplingParams
+from xinfer.engine.types import Limits, SamplingParams
 from xinfer.errors import ConfigError
 from xinfer.inputs import Prompt
 from xinfer.plugins import load_plugins
@@ -73,8 +73,8 @@ def test_a_penalty_of_ones_own_changes_nothing_else(session):
 
 
 def test_what_a_request_brings_goes_before_all(session):
-    params = session(MAKERS, seed=3).params_of(Prompt("a", stop=("b",), seed=5))
-    assert (params.seed, params.stop, params.top_k) == (5, ("b",), 1)
+    params = session(MAKERS, seed=3).params_of(Prompt("a", stop=("b",), bad_words=("x",), seed=5))
+    assert (params.seed, params.stop, params.bad_words, params.top_k) == (5, ("b",), ("x",), 1)
 
 
 @pytest.mark.parametrize("zero", [0, -1])
@@ -94,3 +94,17 @@ def test_null_and_other_keys_of_the_file_say_nothing(session):
 def test_a_makers_value_out_of_range_is_refused_with_the_files_name(session):
     with pytest.raises(ConfigError, match=r"generation_config.json: top_p=7 is out of range.*give the key a value"):
         _ = session({"top_p": 7}).params
+
+
+def test_the_configuration_of_the_engine_has_the_limits_own_defaults():
+    built_in, configured = Limits(), EngineConfig()
+    assert {f.name: getattr(configured, f.name) for f in fields(Limits)} == asdict(built_in)
+
+
+def test_the_configuration_of_sampling_has_the_parameters_own_defaults_but_for_lengths_and_texts():
+    built_in, configured = SamplingParams(), SamplingConfig()
+    for name, value in vars(configured).items():
+        if value is not None and name != "max_tokens":
+            assert value == (list(value) if isinstance(value, list) else getattr(built_in, name)), name
+    texts = {"stop", "bad_words"}  # which bypass the configuration
+    assert {f.name for f in fields(SamplingParams)} == set(vars(configured)) | texts

@@ -38,6 +38,7 @@ FLAGS = (
     Flag("--requests", "a file of JSON lines, such as a run's requests.jsonl; - reads standard input"),
     Flag("--system", "system message before each prompt"),
     Flag("--stop", r"text that ends the answer; \n, \t and \\ are understood; may be repeated"),
+    Flag("--bad-word", "text that can't be in the answer; may be repeated"),
     Flag("--model", "a folder, a .gguf file, hf:org/name[@revision], or pypi:...", "model.reference"),
     Flag("--max-tokens", "tokens to generate at most", "sampling.max_tokens"),
     Flag("--temperature", "0 always takes the likeliest token", "sampling.temperature"),
@@ -146,11 +147,12 @@ def _next(words: Iterator[str], name: str) -> str:
 
 @dataclass
 class _Texts:
-    """Texts as they are found on the command line; --system and --stop count for all of them."""
+    """Texts as they are found on the command line; --system, --stop and --bad-word count for all of them."""
 
     prompts: list[Prompt] = field(default_factory=list)
     system: str | None = None
     stop: list[str] = field(default_factory=list)
+    bad_words: list[str] = field(default_factory=list)
 
     def take(self, flag: str, value: str) -> None:
         """Keep what a flag says."""
@@ -165,6 +167,8 @@ class _Texts:
                 self.system = value
             case "--stop":
                 self.stop.append(re.sub(r"\\([ntr\\])", lambda match: _ESCAPES[match[1]], value))
+            case "--bad-word":
+                self.bad_words.append(value)
             case "--stream-layers":
                 raise ConfigError(f"--stream-layers {value}: layers can't be streamed yet, leave it out")
             case "--no-stream":
@@ -173,10 +177,15 @@ class _Texts:
                 raise AssertionError(flag)
 
     def all(self) -> list[Prompt]:
-        """Return the prompts, or one without a text where only --system or --stop was given."""
-        prompts = self.prompts or ([Prompt()] if self.system is not None or self.stop else [])
+        """Return the prompts, or one without a text where only texts that count for all were given."""
+        prompts = self.prompts or ([Prompt()] if self.system is not None or self.stop or self.bad_words else [])
         return [
-            replace(p, system=self.system if p.system is None else p.system, stop=p.stop or tuple(self.stop))
+            replace(
+                p,
+                system=self.system if p.system is None else p.system,
+                stop=p.stop or tuple(self.stop),
+                bad_words=p.bad_words or tuple(self.bad_words),
+            )
             for p in prompts
         ]
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 from xinfer.errors import ConfigError
 
 _LARGEST = 256 << 20  # bytes of one input
-_FIELDS = {"prompt", "system", "stop", "seed", "chat", "prompt_token_ids"}
+_FIELDS = {"prompt", "system", "stop", "bad_words", "seed", "chat", "prompt_token_ids"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Prompt:
         seed: of this request; None derives it from the run's.
         chat: whether it is a message or a text to continue; None leaves it to the configuration.
         token_ids: the prompt as ids, as it is.
+        bad_words: texts that can't be in the answer.
     """
 
     text: str | None = None
@@ -33,11 +34,12 @@ class Prompt:
     seed: int | None = None
     chat: bool | None = None
     token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the line that `read_requests` reads back."""
         named = {"prompt": self.text, "prompt_token_ids": self.token_ids, "seed": self.seed}
-        others = {"system": self.system, "stop": self.stop, "chat": self.chat}
+        others = {"system": self.system, "stop": self.stop, "bad_words": self.bad_words, "chat": self.chat}
         return json.dumps({name: value for name, value in (named | others).items() if value is not None})
 
 
@@ -57,7 +59,8 @@ def read_prompts_file(name: str) -> list[str]:
 def read_requests(name: str) -> list[Prompt]:
     """Return requests from JSON lines, as a run's requests.jsonl has them; `-` is standard input.
 
-    A line is an object with `prompt` or `prompt_token_ids`, and optionally `system`, `stop`, `seed`, `chat`. In a
+    A line is an object with `prompt` or `prompt_token_ids`, and optionally `system`, `stop`, `bad_words`, `seed`,
+    `chat`. In a
     run's file the lines that tell results are passed over.
     """
     prompts = []
@@ -82,12 +85,14 @@ def _prompt(entry: dict[str, Any], where: str) -> Prompt:
     if "event" not in entry and (unknown := set(entry) - _FIELDS):
         raise ConfigError(f"{where}: unknown {', '.join(sorted(unknown))} (known: {', '.join(sorted(_FIELDS))})")
     text, ids = entry.get("prompt"), entry.get("prompt_token_ids")
-    stop = entry.get("stop") or []
-    stop = [stop] if isinstance(stop, str) else stop
+    stop, bad_words = (
+        [texts] if isinstance(texts := entry.get(name) or [], str) else texts for name in ("stop", "bad_words")
+    )
     checks = {
         "prompt": isinstance(text, str) or (text is None and isinstance(ids, list)),
         "system": isinstance(entry.get("system"), str | None),
-        "stop": isinstance(stop, list) and all(isinstance(s, str) for s in stop),
+        "stop": _are_texts(stop),
+        "bad_words": _are_texts(bad_words),
         "seed": isinstance(entry.get("seed"), int | None) and not isinstance(entry.get("seed"), bool),
         "chat": isinstance(entry.get("chat"), bool | None),
         "prompt_token_ids": ids is None or isinstance(ids, list),
@@ -99,10 +104,15 @@ def _prompt(entry: dict[str, Any], where: str) -> Prompt:
         text=text,
         system=entry.get("system"),
         stop=tuple(stop),
+        bad_words=tuple(bad_words),
         seed=entry.get("seed"),
         chat=entry.get("chat"),
         token_ids=tuple(ids) if text is None and ids is not None else None,
     )
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _text(name: str) -> str:

@@ -147,8 +147,9 @@ class Session:
         return self.backend.create(BackendContext(model, self.config.backend, self.limits))
 
     def params_of(self, prompt: Prompt) -> SamplingParams:
-        """Return one request's parameters: the configured ones, with its own stop strings and seed."""
-        return self.with_stop_tokens(replace(self.params, stop=prompt.stop, seed=prompt.seed))
+        """Return one request's parameters: the configured ones, with its own texts and seed."""
+        params = replace(self.params, stop=prompt.stop, bad_words=prompt.bad_words, seed=prompt.seed)
+        return self.with_stop_tokens(params)
 
     def with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
         """Let a stop string that is a special token, which the text leaves out, end it as a token."""

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,14 +18,6 @@ from xinfer.testing.fake import EOS, FakeRunner, FakeTokenizer, context_logits
 VOCAB = 260
 ROOMY = {"block_size": 16, "num_blocks": 256}
 DEFAULT, SILENT, BYTES = Limits(), Observers(), FakeTokenizer()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def engine(limits=DEFAULT, *, seed=0, eos=(), observers=SILENT, tokenizer=BYTES, **runner):

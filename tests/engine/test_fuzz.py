@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import torch
 
 from xinfer.backends import BackendContext
 from xinfer.backends.torch import EagerConfig
@@ -32,14 +31,6 @@ CAPABILITIES = (
     {"copy", "free", "decode_differs"},
     {"decode_differs"},
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def echo(context: list[int]) -> int | None:

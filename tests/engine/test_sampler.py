@@ -22,14 +22,6 @@ INF, NAN = math.inf, math.nan
 HALVING = 1 / math.log(2)  # at this temperature a logit less by one halves the weight, exactly
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def sequence(position=3, seed=0, **params):
     """A sequence whose next token has this position."""
     tokens = (1,) * position

@@ -82,7 +82,7 @@ class RunRecord:
                 **{name: self._private(value) for name, value in prompt.items() if name != "chat"},
                 "chat": prompt.get("chat"),
                 "seed": request.seed,
-                "params": {k: v for k, v in asdict(request.params).items() if k not in ("seed", "stop")},
+                "params": {k: v for k, v in asdict(request.params).items() if k not in ("seed", "stop", "bad_words")},
                 "prompt_token_ids": self._private(list(request.prompt_token_ids)),
             }
             _line(self._requests, entry)

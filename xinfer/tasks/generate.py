@@ -101,7 +101,13 @@ class Generation:
         """Queue one prompt."""
         request = self.engine.add_request(ids, params, timeout_s=self.config.engine.timeout_s)
         self._queued.append(request.request_id)
-        text = {"prompt": prompt.text, "system": prompt.system, "stop": list(prompt.stop), "chat": chat}
+        text = {
+            "prompt": prompt.text,
+            "system": prompt.system,
+            "stop": list(prompt.stop),
+            "bad_words": list(prompt.bad_words),
+            "chat": chat,
+        }
         self.record.request(request, text)
         log.info("request queued", extra={"index": request.index, "prompt_tokens": len(ids), "chat": chat})
 
@@ -157,7 +163,7 @@ _ENDINGS = {
 
 
 def _effective(params: SamplingParams) -> dict[str, Any]:
-    values = {k: v for k, v in asdict(params).items() if k not in ("seed", "stop")}
+    values = {k: v for k, v in asdict(params).items() if k not in ("seed", "stop", "bad_words")}
     return values | {"summary": effective(params)}
 
 
