@@ -125,7 +125,7 @@ def test_prompts_come_from_files_and_standard_input(tmp_path: Path, monkeypatch:
 
 
 def test_requests_survive_being_written_and_read(tmp_path: Path):
-    prompts = [Prompt("a\n", "s", ("x",), 7, False), Prompt(token_ids=(1, 2)), Prompt("${}")]
+    prompts = [Prompt("a\n", "s", ("x",), 7, False), Prompt(token_ids=(1, 2)), Prompt("${}", bad_words=("y", "z"))]
     file = tmp_path / "r.jsonl"
     file.write_text("".join(p.to_json() + "\n" for p in prompts), "utf-8")
     assert read_requests(str(file)) == prompts
