@@ -107,7 +107,7 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
     median = ", median" if many else ""
     rows = [("requests", f"{figures['requests']}", "")] if many else []
     rows += [
-        ("prompt", f"{figures['prompt_tokens']}", "tokens"),
+        ("prompt", f"{figures['prompt_tokens']}", f"tokens{_cached(figures['cached_tokens'])}"),
         (
             "generated",
             f"{figures['generated_tokens']}",
@@ -118,6 +118,10 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("time to first token", _number(figures["ttft_ms"]), f"ms{median}"),
         ("time per token", _number(figures["tpot_ms"]), f"ms{median}"),
     ]
+    if guesses := figures.get("speculation"):
+        share = f", {guesses['acceptance_rate']:.0%} of them right" if guesses["proposed_tokens"] else ""
+        off = f", switched off in {guesses['steps_switched_off']} of {guesses['decode_steps']} steps"
+        rows.append(("guessed", f"{guesses['proposed_tokens']}", f"tokens{share}{off}"))
     if many:
         rows.append(("all together", _number(figures["output_tok_s"]), "generated tokens/s"))
     rows += [
@@ -129,6 +133,10 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
         share, bandwidth = roofline["share"], roofline["read_bandwidth_bytes_s"] / 1e9
         rows.append(("roofline", f"{share:.0%}", f"of what reading weights and cache at {bandwidth:.0f} GB/s allows"))
     return rows
+
+
+def _cached(tokens: int) -> str:
+    return f", {tokens} of them in the prefix cache" if tokens else ""
 
 
 def _number(value: float | None) -> str:

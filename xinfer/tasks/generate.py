@@ -137,6 +137,7 @@ class Generation:
                 _ENDINGS[output.finish_reason],
                 extra={
                     "index": output.index,
+                    "sample": output.sample,
                     "generated_tokens": stats.generated_tokens,
                     "prefill_ms": stats.prefill_ms,
                     "decode_tok_s": stats.decode_tok_s,
