@@ -141,9 +141,8 @@ class BlockPool:
         """Take all of a sequence's blocks back; return those of which nothing is left to know."""
         blocks, sequence.blocks = sequence.blocks, []
         sequence.num_computed = 0
-        return [
-            block for block in reversed(blocks) if self._let_go(block)
-        ]  # a text's end is forgotten before its start
+        # A text's end is forgotten before its start.
+        return [block for block in reversed(blocks) if self._let_go(block)]
 
     def only_free(self, blocks: list[int]) -> list[int]:
         """Return those of `blocks` that nobody holds and of which nothing is known, each once."""
