@@ -6,8 +6,8 @@
                                                                                       │
       StepOutput ◄─ results ◄─ TextStream ◄─ Sampler ◄─ filters ◄─ penalties and masks ◄──┘
 
-It knows no backend, no server and no file. Begin with `engine.py`; `types.py` has the data on its way, `outputs.py` what
-comes out, `params.py` what a user may ask for. `speculative.py` guesses, `logprobs.py` and `stats.py` tell.
+It knows no backend, no server and no file. Begin with `engine.py`; `types.py` has the data on its way, `outputs.py`
+what comes out, `params.py` what a user may ask for. `speculative.py` guesses, `logprobs.py` and `stats.py` tell.
 """
 
 __all__: list[str] = []
