@@ -2,8 +2,8 @@
 
     python experiments/speculation.py [--dtype float32] [--rounds 5]
 
-`quoting` asks for a text to be repeated, `free` for a story. Greedy and sampled, one request at a time, with n-grams and
-without, in turns; quoted are medians of tokens a second from the first token to the last.
+`quoting` asks for a text to be repeated, `free` for a story. Greedy and sampled, one request at a time, without n-grams
+and with them, in turns; quoted are medians of tokens a second from the first token to the last.
 """
 
 import argparse
