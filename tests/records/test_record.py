@@ -18,14 +18,14 @@ from xinfer.testing.fake import FakeRunner, FakeTokenizer
 PROMPT = "the secret word is swordfish <script>"
 
 
-def generate(folder: Path, text: str = "full", steps: str = "all", tokens: int = 12) -> RunRecord:
+def generate(folder: Path, text: str = "full", steps: str = "all", tokens: int = 12, n: int = 1) -> RunRecord:
     """Record a run of two requests on a runner without a model."""
     record = RunRecord(folder, text, steps)
     observers = Observers(on_step=(record.step,), on_request_finished=(record.output,))
     engine = Engine(FakeRunner(), FakeTokenizer(), Limits(), observers=observers)
     record.update(config={"backend": {"name": "fake"}}, seed=0, versions={"torch": "2"})
     for _ in range(2):
-        request = engine.add_request(list(PROMPT.encode()), SamplingParams(max_tokens=tokens, ignore_eos=True))
+        request = engine.add_request(list(PROMPT.encode()), SamplingParams(n=n, max_tokens=tokens, ignore_eos=True))
         record.request(request, {"prompt": PROMPT, "system": None, "stop": [], "chat": False})
     for _ in engine.run():
         pass
@@ -118,6 +118,18 @@ def test_a_record_without_a_folder_does_nothing(tmp_path: Path, monkeypatch: pyt
 def test_what_is_no_run_folder_is_named(tmp_path: Path):
     with pytest.raises(UsageError, match="is no run folder"):
         read_run(tmp_path)
+
+
+def test_every_sample_of_a_prompt_is_kept_and_shown(tmp_path: Path):
+    generate(tmp_path, n=3).finish("completed", {})
+    run = read_run(tmp_path)
+    page = write_report(tmp_path).read_text("utf-8")
+    for index in (0, 1):
+        samples = run.samples_of(index)
+        assert [sample["sample"] for sample in samples] == [0, 1, 2]
+        assert len({tuple(sample["token_ids"]) for sample in samples}) == 3
+        assert run.outputs[index] == samples[0]
+    assert [page.count(f"answer {sample}</div>") for sample in range(4)] == [2, 2, 2, 0]
 
 
 def test_the_report_needs_nothing_else_and_shows_texts_as_texts(tmp_path: Path):

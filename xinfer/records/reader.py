@@ -21,7 +21,7 @@ class RecordedRun:
         info: run.json.
         stats: stats.json; empty if the run never ended.
         requests: by index, as they were queued.
-        outputs: by index, those that ended; of several samples the last one.
+        outputs: by index, the first sample of those that ended.
         samples: all that ended, in that order: a request with n > 1 has n of them.
         steps: in order.
     """
@@ -33,6 +33,10 @@ class RecordedRun:
     outputs: dict[int, Entry]
     steps: list[Entry]
     samples: list[Entry]
+
+    def samples_of(self, index: int) -> list[Entry]:
+        """Return those samples of a request that ended, in their order."""
+        return sorted((s for s in self.samples if s["index"] == index), key=lambda sample: int(sample.get("sample", 0)))
 
     @property
     def status(self) -> str:
@@ -50,7 +54,7 @@ def read_run(folder: Path) -> RecordedRun:
     entries = list(_lines(folder / "requests.jsonl"))
     requests = {entry["index"]: entry for entry in entries if entry["event"] == "request"}
     samples = [entry for entry in entries if entry["event"] == "output"]
-    outputs = {entry["index"]: entry for entry in samples}
+    outputs = {entry["index"]: entry for entry in samples if not entry.get("sample")}
     rotated = sorted(folder.glob("steps.*.jsonl"), key=lambda path: int(path.name.split(".")[1]))
     steps = [entry for path in (*rotated, folder / "steps.jsonl") for entry in _lines(path)]
     figures = json.loads(stats.read_text("utf-8")) if stats.exists() else {}
