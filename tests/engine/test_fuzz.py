@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
 
 from xinfer.backends import BackendContext
 from xinfer.backends.torch import EagerConfig
@@ -24,6 +25,7 @@ from xinfer.testing.tiny import tiny_config, write_folder
 from xinfer.testing.workload import Met, check, workload
 
 VOCAB, LONGEST = 260, 96
+REAL = (66, 291)  # short workloads that meet preemption and the cache
 CAPABILITIES = (
     {"copy", "free"},
     {"copy", "free"},
@@ -125,6 +127,17 @@ def test_some_workloads_on_a_tiny_model(tiny):
     shares = told(on_tiny(tiny, range(12)))
     assert shares["preemptions"] > 0
     assert shares["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_workload_on_the_real_model(smollm2_path: Path, dtype: str):
+    """Real weights tell what random ones may hide: in bfloat16 most differences of order vanish in rounding."""
+    torch.set_num_threads(2)
+    model = Model(str(smollm2_path), lambda: smollm2_path, xinfer_model_families(), dtype=dtype)
+    runner = TorchRunner(BackendContext(model, EagerConfig(device="cpu"), Limits(determinism="invariant")))
+    met = on_tiny(runner, REAL)
+    torch.set_num_threads(1)
+    assert min(told(met)[name] for name in ("preemptions", "cached_tokens")) > 0
 
 
 @pytest.mark.slow
