@@ -169,6 +169,8 @@ BAD = [
     (["--max-tokens", "-1"], "sampling.max_tokens=-1 is out of range"),
     (["engine.policy=lottery"], "engine.policy='lottery' is unknown (there are: fcfs, priority)"),
     (["engine.determinism=perfect"], "engine.determinism='perfect' is unknown (there are: fast, invariant)"),
+    (["engine.logprobs_mode=cooked"], "engine.logprobs_mode='cooked' is unknown (there are: raw_logprobs"),
+    (["engine.timeout_s=-1"], "engine.timeout_s=-1.0 is out of range"),
     (["engine.speculation=draft"], "engine.draft_model=REFERENCE go together"),
     (["sampling.seed=1,2"], "add -m"),
     (["engine.max_num_seqs=0"], "engine.max_num_seqs=0 is out of range"),

@@ -12,6 +12,7 @@ from typing import Any
 from xinfer.backends import Backend, BackendContext
 from xinfer.config import Config
 from xinfer.engine.engine import Engine, Observers
+from xinfer.engine.logprobs import MODES
 from xinfer.engine.runner import ModelRunner
 from xinfer.engine.sampler import effective
 from xinfer.engine.speculative import DraftModelProposer, NgramProposer, Speculator
@@ -39,7 +40,7 @@ class Session:
         self.backend: Backend = plugins.backend(config.backend.name)
         if config.model.load_format not in ("auto", "dummy"):
             raise ConfigError(f"model.load_format={config.model.load_format!r} is unknown (there are: auto, dummy)")
-        _check_speculation(config)
+        _check_engine(config)
         self.model = self._model(config.model.reference)
         self.context = BackendContext(self.model, config.backend, self.limits)
 
@@ -242,9 +243,13 @@ def _params(config: Config, defaults: Mapping[str, Any]) -> SamplingParams:
         raise ConfigError(f"sampling.{error}") from None
 
 
-def _check_speculation(config: Config) -> None:
-    engine = config.engine
-    choices = ("off", "ngram", "draft")
+def _check_engine(config: Config) -> None:
+    """Refuse, before anything is read, what is configured of the engine beside its limits."""
+    engine, choices = config.engine, ("off", "ngram", "draft")
+    if engine.logprobs_mode not in MODES:
+        raise ConfigError(f"engine.logprobs_mode={engine.logprobs_mode!r} is unknown (there are: {', '.join(MODES)})")
+    if engine.timeout_s is not None and not engine.timeout_s > 0:
+        raise ConfigError(f"engine.timeout_s={engine.timeout_s} is out of range: seconds above zero are expected")
     if engine.speculation not in choices:
         raise ConfigError(f"engine.speculation={engine.speculation!r} is unknown (there are: {', '.join(choices)})")
     if engine.draft_tokens < 1:
