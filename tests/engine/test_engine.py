@@ -112,6 +112,12 @@ def test_a_request_can_be_given_the_index_it_had_in_another_run():
         running.add_request([1], SamplingParams(), index=7)
 
 
+def test_an_earlier_index_given_again_does_not_count_among_the_next_ones():
+    running = engine(seed=5)
+    assert [running.add_request([1], SamplingParams(), index=index).index for index in (7, 2, None)] == [7, 2, 8]
+    assert [sequence.request.index for sequence in running.scheduler.waiting] == [7, 2, 8]  # in the order of arrival
+
+
 def test_without_a_tokenizer_there_are_tokens_and_no_text():
     output = generate([1], SamplingParams(max_tokens=5, stop=("a",)), tokenizer=None)
     assert (len(output.token_ids), output.text, output.tail) == (5, "", "")

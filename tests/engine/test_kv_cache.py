@@ -1,5 +1,8 @@
 """Blocks have one owner or agreed sharers, and what the cache gives a sequence is what computing it would give."""
 
+from contextlib import suppress
+from itertools import count
+
 import pytest
 from engines import check_pool, pool_of, sequence
 
@@ -89,6 +92,17 @@ def test_the_middle_of_another_text_is_no_hit():
     pool = pool_of()
     pool.release(compute(pool, range(12)))
     assert hit(pool, range(4, 12)) == 0
+
+
+def test_no_salt_passes_for_the_hash_of_a_text():
+    pool = pool_of(4, 16, 4)
+    for first in count():  # until a hash can be written as a salt
+        begun = compute(pool, [first % 7, first // 7, 1, 1, 5, 5, 5, 5, 0])
+        pool.release(begun)
+        with suppress(UnicodeDecodeError):
+            salt = begun.chain[0].decode()
+            break
+    assert hit(pool, [5, 5, 5, 5, 0], salt) == 0
 
 
 def test_each_salt_has_a_cache_of_its_own():

@@ -256,8 +256,8 @@ def test_a_request_that_runs_ends_with_what_it_has_when_its_time_is_over(steps, 
 def test_a_request_that_was_put_aside_ends_when_its_time_is_over():
     clock = Clock()
     running = engine(block_size=4, num_blocks=12, max_model_len=48, clock=clock)
-    for _ in range(3):
-        running.add_request([1] * 6, params_of(max_tokens=40), timeout_s=None if running._added < 2 else 5)
+    for timeout_s in (None, None, 5):
+        running.add_request([1] * 6, params_of(max_tokens=40), timeout_s=timeout_s)
     while not any(s.request.index == 2 for s in running.scheduler.waiting if s.state is State.PREEMPTED):
         running.step()
     (ended,) = overdue(running, clock, 2)

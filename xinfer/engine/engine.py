@@ -72,7 +72,7 @@ class Engine:
         self._sequences: dict[str, list[Seq]] = {}  # the samples of each request that have not ended
         self._deadlines: list[tuple[float, str]] = []
         self._ended: list[RequestOutput] = []  # outside of a step, to be told by the next
-        self._added = self._steps = 0
+        self._next_index = self._arrived = self._steps = 0
 
     @property
     def max_model_len(self) -> int:
@@ -105,7 +105,7 @@ class Engine:
             timeout_s: seconds from now after which it ends, done or not.
             cache_salt: the prefix cache serves only requests of the same salt.
         """
-        index = self._added if index is None else index
+        index = self._next_index if index is None else index
         if not 0 <= index < 2**32:
             raise RequestError(f"index={index} is out of range: a whole number below 2**32 is expected")
         if str(index) in self._sequences:
@@ -124,7 +124,7 @@ class Engine:
                 priority=priority,
                 deadline=None if timeout_s is None else self.clock() + timeout_s,
                 cache_salt=cache_salt,
-                arrival=self._added,
+                arrival=self._arrived,
             ),
             vocab_size=self.vocab_size,
             longest=longest,
@@ -133,7 +133,7 @@ class Engine:
         )
         first = make_sequences(request, longest, self._decode[params.skip_special_tokens])
         self.scheduler.add(first)
-        self._added = max(self._added, index) + 1
+        self._next_index, self._arrived = max(self._next_index, index + 1), self._arrived + 1
         self._sequences[request.request_id] = [first, *first.siblings]
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.request_id))

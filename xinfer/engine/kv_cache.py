@@ -180,9 +180,10 @@ class BlockPool:
         """Return the hash of the sequence's tokens up to the end of a chunk; those before it were asked for before."""
         chain = sequence.chain
         if place == len(chain):
-            digest = hashlib.blake2b(self._bytes(sequence, place), digest_size=16)
-            digest.update(chain[-1] if chain else sequence.request.cache_salt.encode())
-            chain.append(digest.digest())
+            # The salt is hashed by itself first, and in its own way, so that none can pass for the hash of a text.
+            salt = sequence.request.cache_salt.encode()
+            before = chain[-1] if chain else hashlib.blake2b(salt, digest_size=16, person=b"salt").digest()
+            chain.append(hashlib.blake2b(before + self._bytes(sequence, place), digest_size=16).digest())
         return chain[place]
 
     def _bytes(self, sequence: Sequence, place: int) -> bytes:

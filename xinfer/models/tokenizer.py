@@ -37,11 +37,6 @@ class Tokenizer:
         backend.no_padding()
         self.backend, self.chat_template = backend, chat_template
 
-    @property
-    def vocab_size(self) -> int:
-        """Ids that there are, added tokens counted; where some are missing the largest is larger: `max_token_id`."""
-        return self.backend.get_vocab_size(with_added_tokens=True)
-
     @cached_property
     def max_token_id(self) -> int:
         """The largest id that stands for a text, added tokens counted; -1 where there is none."""
