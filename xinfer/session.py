@@ -192,12 +192,16 @@ class Session:
     def _check_length(self, ids: Sequence[int]) -> None:
         if not self.computes_checkpoint:
             return
-        longest = min(self.model.spec.max_model_len, self.limits.max_model_len or self.model.spec.max_model_len)
+        longest = self.model.spec.context_len(self.limits.max_model_len)
         if len(ids) >= longest:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, but the context holds {longest} with at least one generated: "
-                "shorten it, or take a model with a longer context"
+                f"shorten it, or {self._longer(longest)}"
             )
+
+    def _longer(self, longest: int) -> str:
+        most = self.model.spec.max_model_len
+        return f"raise engine.max_model_len (up to {most})" if most > longest else "take a model with a longer context"
 
     def close(self) -> None:
         """Give the runner back, if there is one; asking for it again makes another."""

@@ -244,8 +244,8 @@ def test_every_type_that_can_be_undone_is_read_as_the_gguf_package_does(kind: st
     writer.write_tensors_to_file()
     writer.close()
     tensors = GgufFile(path).tensors()
-    assert tensors.shapes["embed.weight"] == (6, 512)
-    found = tensors.load("embed.weight").float().numpy()
+    assert tensors.shapes["token_embd.weight"] == (6, 512)
+    found = tensors.load("token_embd.weight").float().numpy()
     np.testing.assert_array_equal(found, dequantize(raw, quantization).reshape(6, 512))
 
 

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from xinfer.errors import ModelError
 from xinfer.models.gguf_reader import GgufReader
+from xinfer.models.names import Names
 from xinfer.models.weights import Tensors
 
 # The architectures that can be translated, with the model_type that describes them. Mistral's files say "llama".
 _ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
-_PARTS = {
+_LAYER = {
     "attn_norm": "attn_norm",
     "ffn_norm": "mlp_norm",
     "attn_q": "attn.q",
@@ -29,7 +30,7 @@ _PARTS = {
     "ffn_up": "mlp.up",
     "ffn_down": "mlp.down",
 }
-_TOP = {"token_embd.weight": "embed.weight", "output_norm.weight": "norm.weight", "output.weight": "head.weight"}
+_TOP = {"token_embd": "embed", "output_norm": "norm", "output": "head", "rope_freqs.weight": None}
 
 
 class GgufFile:
@@ -115,30 +116,19 @@ class GgufFile:
             )
         return value
 
+    @property
+    def names(self) -> Names:
+        """From its names of tensors to the canonical ones."""
+        return Names(_TOP, _LAYER, "blk")
+
     def tensors(self) -> Tensors:
-        """Return the tensors under canonical names, dequantized when read, llama's queries and keys put in order."""
-        names: dict[str, str] = {}
-        for name in self._reader:
-            if (canonical := self._canonical(name)) is None:
-                continue
-            if canonical in names:
-                raise ModelError(f"{self.path}: one tensor is there twice, as {names[canonical]!r} and {name!r}")
-            names[canonical] = name
-        shapes = {canonical: self._reader.shape(name) for canonical, name in names.items()}
-        return Tensors(shapes, lambda canonical: self._ordered(canonical, names[canonical]), (self.path,))
+        """Return the tensors, dequantized when read, llama's queries and keys put in order."""
+        return Tensors({name: self._reader.shape(name) for name in self._reader}, self._ordered, (self.path,))
 
-    def _canonical(self, name: str) -> str | None:
-        if name == "rope_freqs.weight":
-            return None
-        match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-        if match and match[2] in _PARTS:
-            return f"layers.{match[1]}.{_PARTS[match[2]]}.{match[3]}"
-        return _TOP.get(name, name)
-
-    def _ordered(self, canonical: str, name: str) -> Tensor:
+    def _ordered(self, name: str) -> Tensor:
         tensor = self._reader.load(name)
-        if self.architecture == "llama" and re.fullmatch(r"layers\.\d+\.attn\.[qk]\.\w+", canonical):
-            key = "num_attention_heads" if ".q." in canonical else "num_key_value_heads"
+        if self.architecture == "llama" and (match := re.fullmatch(r"blk\.\d+\.attn_([qk])\.\w+", name)):
+            key = "num_attention_heads" if match[1] == "q" else "num_key_value_heads"
             return _half_split(tensor, self.config[key])
         return tensor
 

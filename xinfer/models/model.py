@@ -13,6 +13,7 @@ from xinfer.models.families import Family
 from xinfer.models.folder import ModelFolder
 from xinfer.models.gguf import GgufFile
 from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
+from xinfer.models.names import CANONICAL
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.tokenizer import Tokenizer
 from xinfer.models.weights import Weights, dummy_weights, safetensors_files
@@ -77,9 +78,9 @@ class Model:
     def weights(self) -> Weights:
         """The weights, checked against the spec; none is read yet."""
         if self.load_format == "dummy":
-            return Weights(self.spec, dummy_weights(self.spec), lambda name: name)
-        rename = self.family.rename if isinstance(self._source, ModelFolder) else lambda name: name
-        return Weights(self.spec, self._source.tensors(), rename)
+            return Weights(self.spec, dummy_weights(self.spec), CANONICAL.find)
+        names = self._source.names if isinstance(self._source, GgufFile) else self.family.names
+        return Weights(self.spec, self._source.tensors(), names.find)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from xinfer.errors import ModelError
+from xinfer.models.names import Found, Stored
 from xinfer.models.spec import DecoderSpec
 
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
@@ -41,50 +42,89 @@ class Weights:
     Args:
         spec: what the model needs.
         tensors: what the checkpoint has.
-        rename: from its names to canonical ones; None for a tensor that is not needed.
+        find: tells what a checkpoint's tensor is; None for one that is not needed.
 
     A missing, unknown or misshapen tensor is a `ModelError` that names it. Of a tied model with a head of its own the
     head is ignored, as config.json says; `head_differs` tells whether that changes anything (then transformers 5 goes
     against config.json and takes the head, older ones and vLLM do not).
     """
 
-    def __init__(self, spec: DecoderSpec, tensors: Tensors, rename: Callable[[str], str | None]) -> None:
+    def __init__(self, spec: DecoderSpec, tensors: Tensors, find: Callable[[str], Found | None]) -> None:
         self.spec, self.files = spec, tensors.files
         self._load = tensors.load
-        self._names: dict[str, str] = {}
-        unknown = []
+        self._places: dict[str, dict[int | None, _Place]] = {}
         self._spare_head: str | None = None
+        unknown = []
         for name, shape in tensors.shapes.items():
-            canonical = rename(name)
-            if canonical is None:
+            found = find(name)
+            if found is None:
                 continue
-            if canonical == "head.weight" and spec.tied:
+            if found.stored.parts == ("head.weight",) and spec.tied:
                 self._spare_head = name
-            elif canonical not in spec.tensors:
+            elif not all(self._is_known(part, found.expert) for part in found.stored.parts):
                 unknown.append(name)
-            elif shape != spec.tensors[canonical]:
-                wanted = list(spec.tensors[canonical])
-                raise ModelError(f"tensor {name!r} has the shape {list(shape)}, but config.json asks for {wanted}")
-            elif canonical in self._names:
-                raise ModelError(f"the checkpoint holds one tensor twice, as {self._names[canonical]!r} and {name!r}")
             else:
-                self._names[canonical] = name
-        missing = [name for name in spec.tensors if name not in self._names]
+                self._place(name, shape, found)
+        missing = [name for name in spec.tensors if not self._is_whole(name)]
         if missing or unknown:
             raise ModelError("the checkpoint does not fit its config.json: " + _listed(missing, unknown))
+
+    def _is_known(self, part: str, expert: int | None) -> bool:
+        return part in self.spec.tensors and (expert is None or expert < self.spec.tensors[part][0])
+
+    def _place(self, name: str, shape: tuple[int, ...], found: Found) -> None:
+        parts = found.stored.parts
+        shapes = [self.spec.tensors[part][found.expert is not None :] for part in parts]
+        wanted = found.stored.shape(shapes, _row_axis(parts[0]))
+        if shape != wanted:
+            raise ModelError(f"tensor {name!r} has the shape {list(shape)}, but config.json asks for {list(wanted)}")
+        for index, part in enumerate(parts):
+            places = self._places.setdefault(part, {})
+            if found.expert in places or (places and None in {found.expert, *places}):
+                other = next(iter(places.values())).name
+                raise ModelError(f"the checkpoint holds one tensor twice, as {other!r} and {name!r}")
+            places[found.expert] = _Place(name, found.stored, shapes, index)
+
+    def _is_whole(self, canonical: str) -> bool:
+        places = self._places.get(canonical, {})
+        return None in places or (bool(places) and len(places) == self.spec.tensors[canonical][0])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.spec.tensors)
 
     def load(self, canonical: str) -> Tensor:
-        """Return one tensor, on the CPU."""
-        return self._load(self._names[canonical])
+        """Return one tensor, on the CPU: a view of the file where it lies there as it is needed."""
+        places = self._places[canonical]
+        if None in places:
+            return self._take(canonical, places[None])
+        return torch.stack([self._take(canonical, places[expert]) for expert in range(len(places))])
+
+    def _take(self, canonical: str, place: "_Place") -> Tensor:
+        layer = canonical.split(".")[1]
+        heads = self.spec.layers[int(layer)].attention.key_heads if layer.isdecimal() else 1
+        axis = _row_axis(canonical)
+        return place.stored.take(self._load(place.name), place.shapes, place.index, axis, heads)
 
     def head_differs(self) -> bool:
         """Whether a tied model's file holds a head that is not its embedding, and so is not used."""
         if self._spare_head is None:
             return False
         return not torch.equal(self._load(self._spare_head), self.load("embed.weight"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a canonical tensor lies, or one expert's part of it: one of the parts of a checkpoint's tensor."""
+
+    name: str
+    stored: Stored
+    shapes: list[tuple[int, ...]]
+    index: int
+
+
+def _row_axis(canonical: str) -> int:
+    """Return which axis has the rows, from the end: matrices have columns behind them, also stacked ones."""
+    return -2 if canonical.endswith(".weight") and "norm" not in canonical else -1
 
 
 def _listed(missing: list[str], unknown: list[str]) -> str:

@@ -55,9 +55,9 @@ def seen_keys(plan: Plan, chunks: Sequence[int], window: int | None, others: Seq
             adapters=np.zeros(len(counts), np.int32),
         )
         values = torch.eye(LENGTH)[torch.from_numpy(places % LENGTH)]
-        kv = torch.stack([torch.ones_like(values), values], 1)
+        kv = torch.cat([torch.ones_like(values), values], 1)
         step = plan(batch)
-        pool[step.slots] = kv.flatten(1)[: len(step.slots)]
+        pool[step.slots] = kv[: len(step.slots)]
         out = step.attend(torch.zeros(len(places), 1, LENGTH), kv, pool, spec)
         assert out.isfinite().all()  # those of shorter contexts too, whose keys are padded (case N01)
         found += [keys(row) for row in out[: end - start]]

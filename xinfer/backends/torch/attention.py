@@ -1,11 +1,14 @@
 """Attention over a cache in blocks, for any mix of prefill and decode.
 
-A layer's cache ("pool") is one tensor [slots, 2 * G * D]: a slot holds a token's keys, then its values. Sequences with
-one new token are computed together, padded to the longest; each of the others alone.
+A layer's cache ("pool") is one tensor [slots, cache_width]: a slot holds a token's keys, then its values, unless these
+are part of the keys. Sequences with one new token are computed together, padded to the longest; each of the others
+alone.
 """
 
-__all__ = ["Step", "plan_step"]
+__all__ = ["Step", "attend", "plan_step", "slots_of", "split"]
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +21,9 @@ from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec
 
 Slots = Tensor | slice  # of a pool: indices, or a stretch
+Elementwise = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+
+_SCORES = 1 << 24  # of attention that torch has no kernel for, so many are held at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,43 +89,113 @@ class Step:
     decode: Decode | None
     prefills: tuple[Prefill, ...]
 
-    def attend(self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec) -> Tensor:
-        """Return [T, Q * D], from queries [T, Q, D] and the step's own keys and values [T, 2 * G, D]."""
+    def attend(self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
+        """Return [T, Q * V], from queries [T, Q, D] and what the step's own tokens have in the cache [T, cache_width].
+
+        `sinks` [Q] are scores besides; V is the width of a value.
+        """
         if self.decode is not None and self.decode.rows is None:
-            return self._decode(q, pool, spec, self.decode)
-        out = torch.empty_like(q).flatten(1)
+            return self._decode(q, pool, spec, sinks, self.decode)
+        out = torch.empty(len(q), spec.heads * spec.value_dim, dtype=q.dtype, device=q.device)
         for prefill in self.prefills:
-            out[prefill.start : prefill.end] = self._prefill(q, kv, pool, spec, prefill)
+            out[prefill.start : prefill.end] = self._prefill(q, kv, pool, spec, sinks, prefill)
         if self.decode is not None and self.decode.rows is not None:
             rows = q.index_select(0, self.decode.rows)
-            out.index_copy_(0, self.decode.rows, self._decode(rows, pool, spec, self.decode))
+            out.index_copy_(0, self.decode.rows, self._decode(rows, pool, spec, sinks, self.decode))
         return out
 
-    def _decode(self, q: Tensor, pool: Tensor, spec: AttentionSpec, decode: Decode) -> Tensor:
+    def _decode(self, q: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None, decode: Decode) -> Tensor:
         """All heads that share keys are taken as queries of one head: nothing is repeated for them."""
-        rows, heads, dim = len(decode.context), spec.kv_heads, spec.head_dim
-        kv = _read(pool, decode.slots).view(rows, decode.length, 2, heads, dim)
-        k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)  # [S, G, L, D]
-        grouped = q.reshape(rows, heads, -1, dim)  # [S, G, Q / G, D]
-        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=decode.mask(spec.window), scale=spec.scale)
-        return out.reshape(rows, -1)
+        rows, groups = len(decode.context), spec.kv_heads
+        k, v = split(_read(pool, decode.slots).view(rows, decode.length, -1), spec)
+        grouped = q.reshape(rows, groups, -1, spec.head_dim)  # [S, G, Q / G, D]
+        sinks = None if sinks is None else sinks.view(groups, -1)
+        return attend(grouped, k, v, spec, decode.mask(spec.window), sinks).reshape(rows, -1)
 
-    def _prefill(self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, part: Prefill) -> Tensor:
-        length, heads, dim = part.end - part.start, spec.kv_heads, spec.head_dim
+    def _prefill(
+        self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None, part: Prefill
+    ) -> Tensor:
+        length = part.end - part.start
         seen = kv[part.start : part.end] if part.slots is None else _read(pool, part.slots)
-        k, v = seen.view(part.context, 2, heads, dim).permute(1, 2, 0, 3)[:, None]  # [1, G, context, D]
+        k, v = split(seen[None], spec)
         queries = q[part.start : part.end].transpose(0, 1)[None]  # [1, Q, length, D]
-        whole = length == part.context and (spec.window is None or spec.window >= length)
-        out = F.scaled_dot_product_attention(
-            queries,
-            k,
-            v,
-            attn_mask=None if whole else _causal(length, part.context, spec.window, q.device),
-            is_causal=whole,
-            scale=spec.scale,
-            enable_gqa=heads != spec.heads,
-        )
+        causal = length == part.context and (spec.window is None or spec.window >= length)
+        mask = None if causal and is_plain(spec) else _causal(length, part.context, spec.window, q.device)
+        sinks = None if sinks is None else sinks[:, None]
+        out = attend(queries, k, v, spec, mask, sinks, causal=mask is None)
         return out[0].transpose(0, 1).reshape(length, -1)
+
+
+def split(entries: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Return keys [S, G, L, D] and values [S, G, L, V] of cache entries [S, L, cache_width]; views."""
+    width, shape = spec.kv_heads * spec.head_dim, (*entries.shape[:2], spec.kv_heads)
+    k = entries[..., :width].view(*shape, spec.head_dim).transpose(1, 2)
+    if spec.latent is not None:
+        return k, k[..., : spec.value_dim]
+    return k, entries[..., width:].view(*shape, spec.head_dim).transpose(1, 2)
+
+
+def is_plain(spec: AttentionSpec) -> bool:
+    """Whether torch has a kernel for this attention."""
+    return spec.softcap is None and not spec.sinks
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    elementwise: Elementwise = lambda function, x: function(x),
+    *,
+    causal: bool = False,
+) -> Tensor:
+    """Return attention [B, N, M, V] of queries [B, N, M, D] to keys [B, G, L, D] and values [B, G, L, V].
+
+    N / G heads share keys. `mask`, broadcast to [B, 1, M, L], is true or 0 where a key is seen; `sinks`, to [N, M], are
+    scores of keys without a value; `causal` instead of a mask where M is L and torch has a kernel.
+    """
+    shared = q.shape[1] != k.shape[1]
+    if is_plain(spec):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=shared
+        )
+    groups, queries, keys = k.shape[1], q.shape[2], k.shape[2]
+    q, k, v = (
+        q.reshape(len(q), groups, -1, queries, spec.head_dim),
+        k[:, :, None],
+        v[:, :, None],
+    )  # [B, G, N / G, M, D], [B, G, 1, L, ...]
+    if mask is not None:
+        mask = mask.view(-1, 1, 1, *mask.shape[-2:]).expand(-1, -1, -1, queries, keys)
+    if sinks is not None:
+        sinks = sinks.float().view(groups, -1, sinks.shape[1], 1).expand(-1, -1, queries, -1)
+    rows = max(4, _SCORES // (len(q) * q.shape[1] * q.shape[2] * keys) // 4 * 4)
+    outs = []
+    for start in range(0, queries, rows):
+        at = slice(start, start + rows)
+        weights = _weights(q[..., at, :] @ k.mT, spec, _rows(mask, at), _rows(sinks, at), elementwise)
+        outs.append(weights.to(v.dtype) @ v)
+    return torch.cat(outs, -2).flatten(1, 2)
+
+
+def _rows(x: Tensor | None, at: slice) -> Tensor | None:
+    return None if x is None else x[..., at, :]
+
+
+def _weights(
+    products: Tensor, spec: AttentionSpec, mask: Tensor | None, sinks: Tensor | None, elementwise: Elementwise
+) -> Tensor:
+    """Return the softmax of scores [..., M, L], in float32, capped, with a sink's share left out."""
+    scores = products.float() * spec.scale
+    if spec.softcap is not None:
+        scores = elementwise(torch.tanh, scores / spec.softcap) * spec.softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if sinks is None:
+        return scores.softmax(-1)
+    return torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
 
 
 def _read(pool: Tensor, slots: Slots) -> Tensor:

@@ -6,125 +6,146 @@ tokens of the step, H hidden, Q query heads, G key/value heads, D width of a hea
 
 __all__ = ["Decoder"]
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xinfer.backends.torch.attention import Step
-from xinfer.backends.torch.invariant import InvariantStep, Part, silu_by_rows
-from xinfer.backends.torch.rotary import Rotary, rotate
-from xinfer.models.spec import AttentionSpec, DecoderSpec, LayerSpec
+from xinfer.backends.torch.invariant import InvariantStep, Padding, Part, by_rows
+from xinfer.backends.torch.linear import Linear, Load, Norm, PerHead, make_linear, make_norm
+from xinfer.backends.torch.mlp import Elementwise, Experts, Mlp
+from xinfer.backends.torch.rotary import Rotary, Turn, rotate
+from xinfer.models.spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec
 
-Load = Callable[[str], Tensor]
-
-
-class Linear(nn.Module):
-    """x @ W.T + b; on a CPU with W laid out in blocks by oneDNN, if this build of torch can.
-
-    Laid out so, float32 products of 1, 4 and 32 rows with a 49152 x 576 matrix take 3.9, 6.4 and 12.7 ms on two Zen 4
-    cores, where F.linear takes 9.6, 16.3 and 23.6; in bfloat16 2.2, 2.0 and 5.3 instead of 3.3, 3.9 and 7.4.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__()
-        self.packed = packs(weight)
-        weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self.packed else weight
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, in] to [T, out]."""
-        if self.packed:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-            return out
-        return F.linear(x, self.weight, self.bias)
-
-
-def packs(weight: Tensor) -> bool:
-    """Whether oneDNN can lay out a matrix for this processor; these operators are those that torch.compile uses."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension."""
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(weight, requires_grad=False), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Same shape as x."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+AnyStep = Step | InvariantStep
 
 
 class Attention(nn.Module):
     """Grouped-query attention, queries, keys and values from one matrix."""
 
-    def __init__(self, spec: AttentionSpec, norm_eps: float, load: Load) -> None:
+    def __init__(self, spec: AttentionSpec, load: Load) -> None:
         super().__init__()
         self.spec = spec
-        parts = ("q", "k", "v")
-        weight = torch.cat([load(f"{p}.weight") for p in parts])
-        bias = torch.cat([load(f"{p}.bias") for p in parts]) if spec.qkv_bias else None
-        self.qkv = Linear(weight, bias)
-        self.o = Linear(load("o.weight"), load("o.bias") if spec.output_bias else None)
-        if spec.qk_norm:
-            self.q_norm = RMSNorm(load("q_norm.weight"), norm_eps)
-            self.k_norm = RMSNorm(load("k_norm.weight"), norm_eps)
+        self.qkv = make_linear(load, "q", "k", "v", bias=spec.qkv_bias)
+        self.o = make_linear(load, "o", bias=spec.output_bias)
+        self.sinks = nn.Parameter(load("sinks"), requires_grad=False) if spec.sinks else None
+        if spec.qk_norm is not None:
+            over_all = spec.qk_norm_over == "all"
+            self.q_norm = make_norm(spec.qk_norm, load, "q_norm", spec.head_dim * (spec.heads if over_all else 1))
+            self.k_norm = make_norm(spec.qk_norm, load, "k_norm", spec.head_dim * (spec.kv_heads if over_all else 1))
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, step: Step | InvariantStep) -> Tensor:
+    def forward(self, x: Tensor, turn: Turn | None, pool: Tensor, step: AnyStep) -> Tensor:
         """[T, H] to [T, H]; keys and values go into `pool`."""
         q_heads, kv_heads, dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
         qkv = self.qkv(x).view(len(x), q_heads + 2 * kv_heads, dim)
+        if self.spec.clip is not None:
+            qkv = qkv.clamp(-self.spec.clip, self.spec.clip)
         qk, v = qkv[:, : q_heads + kv_heads], qkv[:, q_heads + kv_heads :]
-        if self.spec.qk_norm:
-            qk = torch.cat([self.q_norm(qk[:, :q_heads]), self.k_norm(qk[:, q_heads:])], 1)
-        qk = rotate(qk, *rotation)
-        kv = torch.cat([qk[:, q_heads:], v], 1)
-        pool.index_copy_(0, step.slots, kv.flatten(1))
-        out: Tensor = self.o(step.attend(qk[:, :q_heads], kv, pool, self.spec))
+        if self.spec.qk_norm is not None:
+            qk = torch.cat([self._normed(self.q_norm, qk[:, :q_heads]), self._normed(self.k_norm, qk[:, q_heads:])], 1)
+        qk = rotate(qk, turn)
+        kv = torch.cat([qk[:, q_heads:], v], 1).flatten(1)
+        pool.index_copy_(0, step.slots, kv)
+        out: Tensor = self.o(step.attend(qk[:, :q_heads], kv, pool, self.spec, self.sinks))
         return out
 
+    def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """[T, heads, D], all heads of a token as one vector where that is what is normalized."""
+        out: Tensor = norm(x.flatten(1)).view(x.shape) if self.spec.qk_norm_over == "all" else norm(x)
+        return out
 
-class Mlp(nn.Module):
-    """down(silu(gate(x)) * up(x)), gate and up in one matrix."""
+    def parts(self, hidden: int) -> Iterator[Part]:
+        """Yield what computes rows by themselves."""
+        yield Part("qkv", hidden, self.qkv)
+        yield Part("output", self.spec.output_dim, self.o)
 
-    def __init__(self, bias: bool, silu: Callable[[Tensor], Tensor], load: Load) -> None:
+
+class LatentAttention(nn.Module):
+    """Attention to one cached vector a token, from which the keys and values of all heads could be made.
+
+    They are not: with k = K c, q . k is (q K) . c. So queries are multiplied, not keys; and results, not values.
+    """
+
+    def __init__(self, spec: AttentionSpec, latent: LatentSpec, load: Load) -> None:
         super().__init__()
-        self.silu = silu
-        parts = ("gate", "up")
-        merged = torch.cat([load(f"{p}.bias") for p in parts]) if bias else None
-        self.gate_up = Linear(torch.cat([load(f"{p}.weight") for p in parts]), merged)
-        self.down = Linear(load("down.weight"), load("down.bias") if bias else None)
+        self.spec, self.latent = spec, latent
+        if latent.q_rank is not None:
+            self.q_a = make_linear(load, "q_a", bias=spec.qkv_bias)
+            self.q_a_norm = make_norm(latent.norm, load, "q_a_norm", latent.q_rank)
+        self.q = make_linear(load, "q" if latent.q_rank is None else "q_b")
+        self.kv_a = make_linear(load, "kv_a", bias=spec.qkv_bias)
+        self.kv_a_norm = make_norm(latent.norm, load, "kv_a_norm", latent.rank)
+        self.k_b = PerHead(load("k_b.weight").view(spec.heads, -1, latent.rank))  # [Q, nope, rank]
+        self.v_b = PerHead(load("v_b.weight").view(spec.heads, -1, latent.rank).transpose(1, 2))  # [Q, rank, value]
+        self.o = make_linear(load, "o", bias=spec.output_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, H] to [T, H]."""
-        gate, up = self.gate_up(x).chunk(2, -1)
-        out: Tensor = self.down(self.silu(gate) * up)
+    def forward(self, x: Tensor, turn: Turn | None, pool: Tensor, step: AnyStep) -> Tensor:
+        """[T, H] to [T, H]; each token's vector, and its key's turned part, go into `pool`."""
+        latent = self.latent
+        q = self.q(x if latent.q_rank is None else self.q_a_norm(self.q_a(x)))
+        q = q.view(len(x), self.spec.heads, latent.nope_dim + latent.rope_dim)
+        vector, key = self.kv_a(x).split([latent.rank, latent.rope_dim], -1)
+        key = rotate(key[:, None], turn)
+        entry = torch.cat([self.kv_a_norm(vector), key[:, 0]], 1)
+        pool.index_copy_(0, step.slots, entry)
+        nope, rope = q.split([latent.nope_dim, latent.rope_dim], -1)
+        queries = torch.cat([self.k_b(nope), rotate(rope, turn)], -1)
+        found = step.attend(queries, entry, pool, self.spec).view(len(x), self.spec.heads, latent.rank)
+        out: Tensor = self.o(self.v_b(found).flatten(1))
         return out
+
+    def parts(self, hidden: int) -> Iterator[Part]:
+        """Yield what computes rows by themselves."""
+        latent, heads = self.latent, self.spec.heads
+        if latent.q_rank is not None:
+            yield Part("query vector", hidden, self.q_a)
+        yield Part("queries", hidden if latent.q_rank is None else latent.q_rank, self.q)
+        yield Part("key-value vector", hidden, self.kv_a)
+        for name, each, width in (("keys", self.k_b, latent.nope_dim), ("values", self.v_b, latent.rank)):
+            yield Part(name, heads * width, lambda x, each=each: each(x.view(len(x), heads, -1)).flatten(1))  # type: ignore[misc]
+        yield Part("output", self.spec.output_dim, self.o)
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), or both at once; see `LayerSpec`."""
 
-    def __init__(self, spec: LayerSpec, norm_eps: float, silu: Callable[[Tensor], Tensor], load: Load) -> None:
+    def __init__(self, spec: LayerSpec, hidden: int, elementwise: Elementwise, load: Load) -> None:
         super().__init__()
-        self.attn_norm = RMSNorm(load("attn_norm.weight"), norm_eps)
-        self.attn = Attention(spec.attention, norm_eps, lambda name: load(f"attn.{name}"))
-        self.mlp_norm = RMSNorm(load("mlp_norm.weight"), norm_eps)
-        self.mlp = Mlp(spec.mlp.bias, silu, lambda name: load(f"mlp.{name}"))
+        self.spec = spec
+        self.attn_norm = make_norm(spec.attn_norm, load, "attn_norm", hidden)
+        self.attn_post_norm = make_norm(spec.attn_post_norm, load, "attn_post_norm", hidden)
+        self.mlp_norm = make_norm(spec.mlp_norm, load, "mlp_norm", hidden)
+        self.mlp_post_norm = make_norm(spec.mlp_post_norm, load, "mlp_post_norm", hidden)
+        latent, experts = spec.attention.latent, spec.mlp.experts
+        own, other = (lambda name: load(f"attn.{name}")), (lambda name: load(f"mlp.{name}"))
+        self.attn: Any = (
+            Attention(spec.attention, own) if latent is None else LatentAttention(spec.attention, latent, own)
+        )
+        self.mlp: Any = (
+            Mlp(spec.mlp, elementwise, other) if experts is None else Experts(spec.mlp, experts, elementwise, other)
+        )
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, step: Step | InvariantStep) -> Tensor:
+    def forward(self, x: Tensor, turn: Turn | None, pool: Tensor, step: AnyStep) -> Tensor:
         """[T, H] to [T, H]."""
-        x = x + self.attn(self.attn_norm(x), rotation, pool, step)
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
-        return out
+        scale = self.spec.residual_scale
+        normed = self.attn_norm(x)
+        attended = self.attn_post_norm(self.attn(normed, turn, pool, step))
+        if self.spec.parallel:
+            normed = normed if self.spec.mlp_norm is None else self.mlp_norm(x)
+            return torch.add(x, attended + self.mlp_post_norm(self.mlp(normed)), alpha=scale)
+        x = torch.add(x, attended, alpha=scale)
+        return torch.add(x, self.mlp_post_norm(self.mlp(self.mlp_norm(x))), alpha=scale)
+
+    def parts(self, hidden: int) -> Iterator[Part]:
+        """Yield what computes rows by themselves."""
+        for norm in (self.attn_norm, self.attn_post_norm, self.mlp_norm, self.mlp_post_norm):
+            if isinstance(norm, Norm):
+                yield Part("norm", hidden, norm)
+        yield from self.attn.parts(hidden)
+        yield from self.mlp.parts(hidden)
 
 
 class Decoder(nn.Module):
@@ -133,40 +154,62 @@ class Decoder(nn.Module):
     Args:
         spec: what to build.
         load: returns a weight by canonical name, on the device and in the precision to compute in.
+        max_len: most tokens that a sequence will have.
         invariant: compute each row in a way that does not depend on how many there are.
     """
 
-    def __init__(self, spec: DecoderSpec, load: Load, invariant: bool = False) -> None:
+    def __init__(self, spec: DecoderSpec, load: Load, max_len: int, invariant: bool = False) -> None:
         super().__init__()
         self.spec = spec
-        silu = silu_by_rows if invariant else F.silu
+        self.elementwise: Elementwise = by_rows if invariant else lambda function, x: function(x)
         self.layers = nn.ModuleList(
-            Layer(layer, spec.norm_eps, silu, lambda name, i=i: load(f"layers.{i}.{name}"))  # type: ignore[misc]
+            Layer(layer, spec.hidden_size, self.elementwise, lambda name, i=i: load(f"layers.{i}.{name}"))  # type: ignore[misc]
             for i, layer in enumerate(spec.layers)
         )
-        self.norm = RMSNorm(load("norm.weight"), spec.norm_eps)
+        self.norm = make_norm(spec.norm, load, "norm", spec.hidden_size)
         self.embed = nn.Parameter(load("embed.weight"), requires_grad=False)
-        self.head = Linear(self.embed if spec.tied else load("head.weight"))
+        self.positions = nn.Parameter(load("positions.weight"), False) if spec.learned_positions else None
+        self.head = Linear(
+            self.embed if spec.tied else load("head.weight"), load("head.bias") if spec.head_bias else None
+        )
         ropes = dict.fromkeys(layer.attention.rope for layer in spec.layers)
-        self._rotary = {rope: Rotary(rope, self.embed.dtype, self.embed.device) for rope in ropes}
+        dtype, device = self.embed.dtype, self.embed.device
+        self._rotary = {rope: Rotary(rope, max_len, dtype, device) for rope in ropes if rope is not None}
 
-    def forward(self, token_ids: Tensor, positions: Tensor, pools: list[Tensor], step: Step | InvariantStep) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, pools: list[Tensor], step: AnyStep) -> Tensor:
         """Return float32 logits [K, vocabulary] of the tokens `step.sample_at`; ids and positions are [T]."""
-        x = F.embedding(token_ids, self.embed)
-        rotations = {rope: rotary.at(positions, step.longest) for rope, rotary in self._rotary.items()}
+        x = self._embedded(token_ids, positions)
+        turns = {rope: rotary.at(positions, step.longest) for rope, rotary in self._rotary.items()}
         for layer, spec, pool in zip(self.layers, self.spec.layers, pools, strict=True):
-            x = layer(x, rotations[spec.attention.rope], pool, step)
+            rope = spec.attention.rope
+            x = layer(x, None if rope is None else turns[rope], pool, step)
         if step.sample_at is not None:
             x = x.index_select(0, step.sample_at)
-        logits: Tensor = self.head(self.norm(x)).float()
+        return self._scaled(self.head(self.norm(x)).float())
+
+    def _embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        x = F.embedding(token_ids, self.embed)
+        if self.spec.embed_scale != 1:
+            x = x * torch.tensor(self.spec.embed_scale, dtype=x.dtype)  # rounded as the reference does it
+        if self.positions is not None:
+            x = x + F.embedding(positions, self.positions)
+        return x
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        if self.spec.logit_scale != 1:
+            logits = logits * self.spec.logit_scale
+        if (cap := self.spec.logit_softcap) is not None:
+            logits = self.elementwise(torch.tanh, logits / cap) * cap
         return logits
 
     def parts(self) -> Iterator[Part]:
         """Yield what computes rows by themselves, each kind of layer once."""
-        hidden, kinds = self.spec.hidden_size, dict(zip(self.spec.layers, self.layers, strict=True))
-        for spec, layer in kinds.items():
+        for layer in dict(zip(self.spec.layers, self.layers, strict=True)).values():
             assert isinstance(layer, Layer)
-            yield Part("norm", hidden, layer.attn_norm)
-            yield Part("qkv", hidden, layer.attn.qkv)
-            yield Part("output", spec.attention.heads * spec.attention.head_dim, layer.attn.o)
-            yield Part("mlp", hidden, layer.mlp)
+            yield from layer.parts(self.spec.hidden_size)
+
+    def pad(self, padding: Padding) -> None:
+        """Have experts compute with so many rows, as all else does."""
+        for module in self.modules():
+            if isinstance(module, Experts):
+                module.padding = padding

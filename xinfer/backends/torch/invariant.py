@@ -14,11 +14,11 @@ __all__ = [
     "Padding",
     "Part",
     "attention_is_invariant",
+    "by_rows",
     "find_padding",
     "plan_invariant",
     "reach",
     "repeat_last",
-    "silu_by_rows",
 ]
 
 import math
@@ -33,7 +33,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from xinfer.backends.torch.attention import slots_of
+from xinfer.backends.torch.attention import attend as attend_to
+from xinfer.backends.torch.attention import slots_of, split
 from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec
 
@@ -125,26 +126,28 @@ class InvariantStep:
     count: int
     tiles: tuple[Tile, ...]
 
-    def attend(self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec) -> Tensor:
-        """Return [T, Q * D], from queries [T, Q, D]; keys and values come from the cache."""
-        out = torch.empty_like(q)
+    def attend(self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
+        """Return [T, Q * V], from queries [T, Q, D]; keys and values come from the cache."""
+        out = torch.empty(len(q), spec.heads, spec.value_dim, dtype=q.dtype, device=q.device)
         for tile in self.tiles:
-            out[tile.rows] = self._attend(q[tile.rows], pool, spec, tile)
+            out[tile.rows] = self._attend(q[tile.rows], pool, spec, sinks, tile)
         out[self.count :] = out[self.count - 1]
         return out.flatten(1)
 
-    def _attend(self, q: Tensor, pool: Tensor, spec: AttentionSpec, tile: Tile) -> Tensor:
+    def _attend(self, q: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None, tile: Tile) -> Tensor:
         stretches, count = tile.last.shape
         groups, dim = spec.kv_heads, spec.head_dim
         heads = spec.heads // groups
-        kv = pool.index_select(0, tile.slots).view(stretches, tile.length, 2, groups, dim)
-        k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)  # [P, G, L, D]
+        k, v = split(pool.index_select(0, tile.slots).view(stretches, tile.length, -1), spec)
         queries = q.view(stretches, count, groups, heads, dim).transpose(1, 2).reshape(stretches, groups, -1, dim)
-        padded = F.pad(queries, (0, 0, 0, -(count * heads) % _ROWS))
+        missing = -(count * heads) % _ROWS
+        padded = F.pad(queries, (0, 0, 0, missing))
         mask = tile.mask(spec.window, heads, q.dtype)
-        result = attend(padded, k, v, mask, spec.scale)
-        result = result[:, :, : count * heads].view(stretches, groups, count, heads, dim)
-        return result.transpose(1, 2).reshape(stretches * count, spec.heads, dim)
+        if sinks is not None:
+            sinks = F.pad(sinks.view(groups, heads).repeat(1, count), (0, missing))
+        result = attend(padded, k, v, spec, mask, sinks)
+        result = result[:, :, : count * heads].view(stretches, groups, count, heads, -1)
+        return result.transpose(1, 2).reshape(stretches * count, spec.heads, -1)
 
 
 def plan_invariant(batch: Batch, block_size: int, padding: Padding, device: torch.device) -> InvariantStep:
@@ -181,32 +184,30 @@ def repeat_last(values: NDArray[np.integer], padding: Padding) -> NDArray[np.int
     return np.pad(values, (0, padding.rows(len(values)) - len(values)), "edge") if len(values) else values
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Return attention [P, G, M, D] of queries [P, G, M, D] to keys and values [P, G, L, D].
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return attention [P, G, M, V] of queries [P, G, M, D] to keys [P, G, L, D] and values [P, G, L, V].
 
     A single pair of stretch and head is computed twice: torch would have its products shared out among threads, instead
     of giving each pair to one thread, and that shows in the last digit.
     """
     alone = q.shape[0] * q.shape[1] == 1
     if alone:
-        q, k, v = (x.expand(2, -1, -1, -1) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        q, k, v, mask = (x.expand(2, -1, -1, -1) for x in (q, k, v, mask))
+    out = attend_to(q, k, v, spec, mask, sinks, by_rows)
     return out[:1] if alone else out
 
 
-def silu_by_rows(x: Tensor) -> Tensor:
-    """Return silu(x) [T, N], every row alike.
+def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return function(x) of x [..., N], elementwise, every row alike.
 
     What is left over at the end of a thread's share is computed without vectors, and differs in the last digit. So on a
     CPU rows are taken a few at a time, too few for torch to share them out: then each is vectorized from its own start.
     """
-    rows = max(1, _SHARED // x.shape[1])
-    if x.device.type != "cpu" or len(x) <= rows:
-        return F.silu(x)
-    out = torch.empty(x.shape, dtype=x.dtype)
-    for start in range(0, len(x), rows):
-        torch.ops.aten.silu.out(x[start : start + rows], out=out[start : start + rows])
-    return out
+    rows = max(1, _SHARED // x.shape[-1])
+    flat = x.reshape(-1, x.shape[-1])
+    if x.device.type != "cpu" or len(flat) <= rows:
+        return function(x)
+    return torch.cat([function(flat[start : start + rows]) for start in range(0, len(flat), rows)]).view(x.shape)
 
 
 def find_padding(parts: Iterable[tuple[Part, int]], dtype: torch.dtype, device: torch.device) -> Padding | None:
@@ -263,15 +264,18 @@ def attention_is_invariant(spec: AttentionSpec, dtype: torch.dtype, device: torc
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
+    sinks = random(spec.kv_heads, 2 * _SHORTEST) if spec.sinks else None
     for length in (_SHORTEST, 5 * _SHORTEST, 16 * _SHORTEST, 36 * _SHORTEST):
         q = random(3, spec.kv_heads, 2 * _SHORTEST, spec.head_dim)
-        k, v = random(3, spec.kv_heads, length, spec.head_dim), random(3, spec.kv_heads, length, spec.head_dim)
+        k, v = split(random(3, length, spec.cache_width), spec)
         last = torch.randint(length - _SHORTEST, length, (q.shape[2], 1), generator=generator).to(device)
         hidden = torch.arange(length, device=device) > last
         mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -math.inf)
 
         def part(which: slice, rows: slice, q: Tensor = q, k: Tensor = k, v: Tensor = v, mask: Tensor = mask) -> Tensor:
-            return attend(q[which, :, rows].contiguous(), k[which], v[which], mask[rows], spec.scale)
+            here = mask[None, None, rows].expand(len(q[which]), -1, -1, -1)
+            own = None if sinks is None else sinks[:, rows]
+            return attend(q[which, :, rows].contiguous(), k[which], v[which], spec, here, own)
 
         whole = part(slice(None), slice(None))
         for count in (_ROWS, 2 * _ROWS, 3 * _ROWS, 8 * _ROWS, 9 * _ROWS, 11 * _ROWS, 17 * _ROWS):

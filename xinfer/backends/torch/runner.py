@@ -53,24 +53,24 @@ class TorchRunner(ModelRunner):
         if context.config.threads is not None:
             torch.set_num_threads(context.config.threads)
         weights = context.model.weights
+        longest = spec.context_len(context.limits.max_model_len)
         element = self.dtype.itemsize
         again = spec.vocab_size * spec.hidden_size if spec.tied and self.device.type == "cpu" else 0  # see `Linear`
         _check_fits((spec.parameters + again) * element, self.device)
         started = perf_counter()
         with torch.inference_mode(), Reader(weights, self.device, self.dtype) as reader:
-            self.model = Decoder(spec, reader.load, context.limits.invariant)
+            self.model = Decoder(spec, reader.load, longest, context.limits.invariant)
         resident = sum(p.numel() * p.element_size() for p in self.model.parameters())
         log.info(
             "weights on the device",
             extra={"seconds": perf_counter() - started, "bytes": resident, "device": str(self.device)},
         )
         self.padding = self._find_padding(context.limits) if context.limits.invariant else None
-        longest = min(spec.max_model_len, context.limits.max_model_len or spec.max_model_len)
         blocks = cache_blocks(spec, context.limits, longest, element, self.device)
         with torch.inference_mode():
             self.pools = [
-                torch.empty(blocks * _BLOCK, 2 * a.kv_heads * a.head_dim, dtype=self.dtype, device=self.device)
-                for a in (layer.attention for layer in spec.layers)
+                torch.empty(blocks * _BLOCK, layer.attention.cache_width, dtype=self.dtype, device=self.device)
+                for layer in spec.layers
             ]
         self.info = RunnerInfo(
             vocab_size=spec.vocab_size,
@@ -97,6 +97,7 @@ class TorchRunner(ModelRunner):
         with torch.inference_mode():
             if all(attention_is_invariant(a, self.dtype, self.device) for a in attentions):
                 padding = find_padding(parts, self.dtype, self.device)
+                self.model.pad(padding or Padding())
         log.info("rows probed", extra={"seconds": perf_counter() - started, "padding": str(padding)})
         return padding
 
@@ -146,6 +147,7 @@ class Reader:
         workers = min(4, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="weights")
         self._weights, self._ahead = weights, 8 * workers
+        self._precise = weights.spec.keeps_precision
         self._names: Iterator[str] = iter(weights)
         self._pending = {name: self._pool.submit(weights.load, name) for name in self._next(self._ahead)}
 
@@ -164,7 +166,7 @@ class Reader:
         for ahead in self._next(1):
             self._pending[ahead] = self._pool.submit(self._weights.load, ahead)
         tensor = future.result() if future is not None else self._weights.load(name)
-        return tensor.to(self._device, self._dtype)
+        return tensor.to(self._device, torch.float32 if self._precise(name) else self._dtype)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -1,4 +1,7 @@
-"""Families of decoders: one file each, found by its name, which is the `model_type` of config.json."""
+"""Families of decoders: one file each, found by its name, which is the `model_type` of config.json.
+
+A file has `spec`, `NAMES`, and `MODEL_TYPES` where it describes others than the one that it is named after.
+"""
 
 __all__ = ["Family", "xinfer_model_families"]
 
@@ -9,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from xinfer.hookspecs import hookimpl
+from xinfer.models.names import Names
 from xinfer.models.spec import DecoderSpec
 
 Config = Mapping[str, Any]
@@ -21,18 +25,21 @@ class Family:
     Attributes:
         name: its `model_type`.
         spec: from config.json to a description; a `ModelError` names what it can't describe.
-        rename: from a checkpoint's name of a tensor to the canonical one (`DecoderSpec.tensors`), or None for
-            a tensor that inference does not need.
+        names: from a checkpoint's names of tensors to the canonical ones (`DecoderSpec.tensors`).
     """
 
     name: str
     spec: Callable[[Config], DecoderSpec]
-    rename: Callable[[str], str | None]
+    names: Names
 
 
 @hookimpl
 def xinfer_model_families() -> list[Family]:
     """Return the families of this folder; a file whose name begins with `_` is none."""
     names = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")]
-    modules = [import_module(f"{__name__}.{name}") for name in names]
-    return [Family(m.__name__.rpartition(".")[2], m.spec, m.rename) for m in modules]
+    modules = {name: import_module(f"{__name__}.{name}") for name in names}
+    return [
+        Family(model_type, module.spec, module.NAMES)
+        for name, module in modules.items()
+        for model_type in getattr(module, "MODEL_TYPES", (name,))
+    ]

@@ -1,0 +1,137 @@
+"""Feed-forward parts: one for all tokens, or experts that share them out."""
+
+__all__ = ["Experts", "Mlp"]
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from xinfer.backends.torch.invariant import Padding, Part
+from xinfer.backends.torch.linear import Linear, Load, activation, make_linear
+from xinfer.models.spec import ExpertsSpec, MlpSpec
+
+Elementwise = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+
+
+class Mlp(nn.Module):
+    """down(f(gate(x)) * up(x)), gate and up in one matrix; or down(f(up(x))).
+
+    `elementwise(f, x)` computes f(x).
+    """
+
+    def __init__(self, spec: MlpSpec, elementwise: Elementwise, load: Load) -> None:
+        super().__init__()
+        self.spec, self.elementwise = spec, elementwise
+        self.up = make_linear(load, *(("gate", "up") if spec.gated else ("up",)), bias=spec.bias)
+        self.down = make_linear(load, "down", bias=spec.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, H] to [T, H]."""
+        out: Tensor = self.down(self._between(self.up(x)))
+        return out
+
+    def _between(self, x: Tensor) -> Tensor:
+        spec = self.spec
+        if not spec.gated:
+            return self.elementwise(activation(spec.activation), x)
+        gate, up = x.chunk(2, -1)
+        if spec.activation == "swiglu":
+            gate, up = gate.clamp(max=spec.limit), up.clamp(-spec.limit, spec.limit)
+            return gate * self.elementwise(torch.sigmoid, gate * spec.alpha) * (up + 1)
+        return self.elementwise(activation(spec.activation), gate) * up
+
+    def parts(self, hidden: int) -> Iterator[Part]:
+        """Yield what computes rows by themselves."""
+        yield Part("mlp", hidden, self)
+
+
+class Router(nn.Module):
+    """Chooses experts for each token, in float32."""
+
+    def __init__(self, spec: ExpertsSpec, load: Load) -> None:
+        super().__init__()
+        self.spec = spec
+        self.linear = make_linear(load, "router", bias=spec.router_bias)
+        self.correction = nn.Parameter(load("router.correction"), requires_grad=False) if spec.correction else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, H] to the experts' weights and numbers, both [T, chosen]."""
+        spec = self.spec
+        logits = self.linear(x.float())
+        scores = logits.softmax(-1) if spec.score == "softmax" else logits.sigmoid()
+        chosen = self._preference(scores).topk(spec.chosen).indices
+        weights = scores.gather(1, chosen)
+        if spec.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights * spec.scale, chosen
+
+    def _preference(self, scores: Tensor) -> Tensor:
+        """Return what experts are chosen by, [T, experts]: minus infinity in groups that are out."""
+        spec = self.spec
+        preferred = scores if self.correction is None else scores + self.correction
+        if spec.groups == 1:
+            return preferred
+        grouped = preferred.view(len(scores), spec.groups, -1)
+        best = grouped.topk(1 if spec.group_score == "best" else 2).values.sum(-1)
+        out = torch.ones_like(best, dtype=torch.bool).scatter_(1, best.topk(spec.chosen_groups).indices, value=False)
+        return grouped.masked_fill(out[..., None], -torch.inf).flatten(1)
+
+
+class Experts(nn.Module):
+    """Several feed-forward parts, of which each token gets some, weighed.
+
+    Attributes:
+        padding: with how many rows an expert computes, where that must not show.
+    """
+
+    padding = Padding()
+
+    def __init__(self, spec: MlpSpec, experts: ExpertsSpec, elementwise: Elementwise, load: Load) -> None:
+        super().__init__()
+        self.router = Router(experts, load)
+        stacks = {name: load(f"experts.{name}") for name in _names(spec)}
+        one = replace(spec, experts=None)
+        self.experts = nn.ModuleList(
+            Mlp(one, elementwise, lambda name, i=i: stacks[name][i])  # type: ignore[misc]
+            for i in range(experts.count)
+        )
+        self.shared = self.gate = None
+        if experts.shared is not None:
+            self.shared = Mlp(replace(one, size=experts.shared), elementwise, lambda name: load(f"shared.{name}"))
+            self.gate = Linear(load("shared_gate.weight")) if experts.shared_gate else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, H] to [T, H]; a token's experts add to it in the order of their numbers."""
+        weights, chosen = self.router(x)
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            rows, ranks = (chosen == expert).nonzero(as_tuple=True)
+            computed = self._compute(expert, x, rows) * weights[rows, ranks, None].to(x.dtype)
+            out.index_add_(0, rows, computed)
+        if self.shared is None:
+            return out
+        shared: Tensor = self.shared(x)
+        return out + (shared if self.gate is None else F.sigmoid(self.gate(x)) * shared)
+
+    def _compute(self, expert: int, x: Tensor, rows: Tensor) -> Tensor:
+        missing = self.padding.rows(len(rows)) - len(rows)
+        padded = torch.cat([rows, rows[-1:].expand(missing)]) if missing else rows
+        computed: Tensor = self.experts[expert](x.index_select(0, padded))
+        return computed[: len(rows)]
+
+    def parts(self, hidden: int) -> Iterator[Part]:
+        """Yield what computes rows by themselves: experts are alike, so that one stands for all."""
+        yield Part("router", hidden, lambda x: self.router.linear(x.float()))
+        yield Part("expert", hidden, self.experts[0])
+        if self.shared is not None:
+            yield Part("shared expert", hidden, self.shared)
+        if self.gate is not None:
+            yield Part("shared gate", hidden, self.gate)
+
+
+def _names(spec: MlpSpec) -> list[str]:
+    parts = ("gate", "up", "down") if spec.gated else ("up", "down")
+    return [f"{part}.{kind}" for part in parts for kind in (("weight", "bias") if spec.bias else ("weight",))]
