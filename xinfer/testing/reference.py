@@ -1,15 +1,18 @@
 """Checkpoints written by `transformers`, which is the reference for what they mean. Needs that package."""
 
-__all__ = ["reference_logits", "write_reference"]
+__all__ = ["Parity", "parity", "reference_logits", "write_reference"]
 
 import json
 import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from xinfer.testing.stepper import Stepper
 
 
 def write_reference(folder: Path, config: dict[str, Any], seed: int, max_shard_size: str = "5GB") -> Any:
@@ -24,7 +27,12 @@ def write_reference(folder: Path, config: dict[str, Any], seed: int, max_shard_s
     said = json.dumps(config, indent=2)
     (folder / "config.json").write_text(said, "utf-8")
     make: Any = AutoModelForCausalLM.from_config
-    model = make(AutoConfig.from_pretrained(folder), dtype=torch.float32, attn_implementation="eager").eval()
+    model = make(
+        AutoConfig.from_pretrained(folder),
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+    ).eval()
     randomize(model, seed)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     (folder / "config.json").write_text(said, "utf-8")
@@ -59,3 +67,27 @@ def reference_logits(model: Any, token_ids: list[int]) -> Tensor:
     """Return logits at every position [T, vocabulary], computed at once and without a cache."""
     logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
     return logits.float()
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """How a runner's logits compare with the reference's.
+
+    Attributes:
+        difference: the largest absolute one, over all positions and the whole vocabulary; NaN counts as infinite.
+        first_other_token: the first position where greedy decoding would take another token; None for nowhere.
+        spread: standard deviation of the reference's logits, which a difference is to be seen against.
+    """
+
+    difference: float
+    first_other_token: int | None
+    spread: float
+
+
+def parity(stepper: Stepper, model: Any, prompt: list[int], steps: int, chunks: list[int] | None = None) -> Parity:
+    """Compare every position of a prompt, computed in these chunks, and of `steps` tokens decoded from the cache."""
+    tokens, ours = stepper.greedy(prompt, chunks or [len(prompt)], steps)
+    theirs = reference_logits(model, prompt + tokens)
+    others = (ours.argmax(-1) != theirs.argmax(-1)).nonzero().flatten().tolist()
+    difference = (ours - theirs).abs().nan_to_num(math.inf).max()
+    return Parity(float(difference), next(iter(others), None), float(theirs.std()))

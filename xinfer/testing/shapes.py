@@ -152,7 +152,7 @@ _OWN: dict[str, dict[str, Config]] = {
         },
     },
     "cohere2": {
-        "usual": {"sliding_window": 9, "sliding_window_pattern": 3, "tie_word_embeddings": True, "logit_scale": 0.4},
+        "usual": {"sliding_window": 9, "sliding_window_pattern": 3, "tie_word_embeddings": True, "logit_scale": 0.8},
         "bias": {
             "sliding_window": 30,
             "layer_types": ["full_attention", *["sliding_attention"] * 2],

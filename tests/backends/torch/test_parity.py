@@ -1,32 +1,19 @@
 """The torch decoder computes what transformers computes, from the very same folder on disk."""
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cases import PROMPT, SEED, STEPS, TOLERANCE, Case, difference, expected, generated, in_company
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
-from xinfer.backends import BackendContext
-from xinfer.backends.torch import EagerConfig
-from xinfer.backends.torch.runner import TorchRunner
-from xinfer.engine.batch import make_batch
 from xinfer.engine.runner import LEVELS
-from xinfer.engine.types import Limits, Request, SamplingParams
-from xinfer.engine.types import Sequence as Tokens
-from xinfer.models.families import xinfer_model_families
-from xinfer.models.model import Model
-from xinfer.testing.tiny import tiny_config, write_folder
-
-TOLERANCE = 1e-4
-PROMPT, STEPS = 48, 32
-SEED = 20
+from xinfer.testing.stepper import cut
+from xinfer.testing.tiny import tiny_config
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 LINEAR = {"factor": 4.0}
@@ -76,7 +63,6 @@ def one_thread() -> Iterator[None]:
     """Tiny products are slower on several threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     yield
     torch.set_num_threads(threads)
 
@@ -85,90 +71,6 @@ def one_thread() -> Iterator[None]:
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> "Case":
     family, changes = CASES[request.param]
     return Case(tmp_path, tiny_config(family, **changes))
-
-
-class Case:
-    """A model on disk, as both sides read it."""
-
-    def __init__(self, root: Path, config: dict[str, Any], seed: int = SEED) -> None:
-        self.root, self.config, self.seed = root, config, seed
-        self.folder = write_folder(root / "model", config, seed)
-
-    def reference(self, dtype: torch.dtype = torch.float32) -> Any:
-        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, attn_implementation="eager").eval()
-
-    def prompt(self, length: int = PROMPT, seed: int = 0) -> list[int]:
-        return np.random.default_rng(seed).integers(0, self.config["vocab_size"], length).tolist()
-
-    def ours(self, dtype: str = "float32", determinism: str = "fast", **changes: Any) -> "Runner":
-        """Return our side, of a config with these changes in it if there are any."""
-        folder = write_folder(self.root / "changed", self.config | changes, self.seed) if changes else self.folder
-        return Runner(folder, dtype, determinism)
-
-
-class Runner:
-    """A `TorchRunner` whose cache is full of rubbish and whose blocks are handed out in a random order (case N02)."""
-
-    def __init__(self, folder: Path, dtype: str, determinism: str, seed: int = 0) -> None:
-        model = Model(str(folder), lambda: folder, xinfer_model_families(), dtype=dtype)
-        limits = Limits(max_num_seqs=8, max_num_batched_tokens=512, determinism=determinism)
-        self.runner = TorchRunner(BackendContext(model, EagerConfig(device="cpu"), limits))
-        with torch.inference_mode():
-            for pool in self.runner.pools:
-                pool[0::3], pool[1::3], pool[2::3] = torch.nan, torch.inf, -torch.inf
-        info = self.runner.info
-        self.block_size = info.block_size
-        self._free = np.random.default_rng(seed).permutation(info.num_blocks).tolist()
-
-    def start(self, prompt: Sequence[int]) -> Tokens:
-        """Return a sequence that has its prompt and nothing computed."""
-        request = Request("r", 0, tuple(prompt), SamplingParams(), 0)
-        return Tokens(request, list(prompt), limit=1 << 20)
-
-    def step(self, sequences: list[Tokens], counts: list[int]) -> list[Tensor]:
-        """Compute the next tokens of these sequences in one batch; return the logits of each one's tokens."""
-        for sequence, count in zip(sequences, counts, strict=True):
-            while len(sequence.blocks) * self.block_size < sequence.num_computed + count:
-                sequence.blocks.append(self._free.pop())
-        logits = self.runner.forward(make_batch(sequences, counts, counts, self.block_size))
-        for sequence, count in zip(sequences, counts, strict=True):
-            sequence.num_computed += count
-        return list(logits.split(counts))
-
-    def greedy(self, prompt: Sequence[int], chunks: Sequence[int], steps: int) -> tuple[list[int], Tensor]:
-        """Prefill in these chunks, then decode; return the new tokens and the logits at every position."""
-        sequence = self.start(prompt)
-        rows = [self.step([sequence], [count])[0] for count in chunks]
-        for _ in range(steps):
-            sequence.token_ids.append(int(rows[-1][-1].argmax()))
-            rows += self.step([sequence], [1])
-        return sequence.output_token_ids, torch.cat(rows)
-
-
-def cut(length: int, rng: np.random.Generator) -> list[int]:
-    """Cut a length into random pieces."""
-    ends = np.flatnonzero(rng.random(length - 1) < 0.15) + 1
-    return np.diff([0, *ends, length]).tolist()
-
-
-@torch.inference_mode()
-def expected(model: Any, token_ids: list[int]) -> Tensor:
-    """Return the reference's logits at every position, computed all at once and without any cache."""
-    logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
-    return logits.float()
-
-
-def generated(model: Any, prompt: list[int], steps: int) -> list[int]:
-    """Return the tokens that the reference generates greedily, with its own cache."""
-    ids = torch.tensor([prompt])
-    options = {"max_new_tokens": steps, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    output: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0].tolist()
-    return output[len(prompt) :]
-
-
-def difference(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest absolute difference; NaN counts as infinite."""
-    return float((ours - theirs).abs().nan_to_num(torch.inf).max())
 
 
 def test_logits_and_greedy_tokens_are_those_of_transformers(case: Case) -> None:
@@ -189,29 +91,6 @@ def test_it_does_not_matter_how_the_prompt_is_cut(case: Case) -> None:
         tokens, logits = runner.greedy(prompt, cut(PROMPT, rng), 8)
         assert tokens == whole
         assert difference(logits, theirs) <= TOLERANCE
-
-
-def in_company(runner: Runner, case: Case) -> list[tuple[Tokens, Tensor]]:
-    """Sequences of several lengths join at different times, are cut at random and decode between others' chunks.
-
-    Returns each with the logits at all positions that it came to.
-    """
-    rng = np.random.default_rng(2)
-    sequences = [runner.start(case.prompt(length, seed=length)) for length in (1, 3, 17, 40, PROMPT)]
-    rows: list[list[Tensor]] = [[] for _ in sequences]
-    for _ in range(24):
-        chosen = [i for i in rng.permutation(len(sequences)) if rng.random() < 0.7]
-        if not chosen:
-            continue
-        counts = []
-        for i in chosen:
-            missing = len(sequences[i].token_ids) - sequences[i].num_computed
-            counts.append(int(rng.integers(1, missing + 1)))
-        for i, logits in zip(chosen, runner.step([sequences[i] for i in chosen], counts), strict=True):
-            rows[i].append(logits)
-            if sequences[i].num_computed == len(sequences[i].token_ids):
-                sequences[i].token_ids.append(int(logits[-1].argmax()))
-    return [(sequence, torch.cat(parts)) for sequence, parts in zip(sequences, rows, strict=True)]
 
 
 def test_it_does_not_matter_who_shares_the_step(case: Case) -> None:

@@ -41,6 +41,7 @@ from xinfer.models.spec import AttentionSpec
 _ROWS = 4  # of queries times heads that share keys: kernels treat fewer, and what is left over, in another way
 _SHORTEST = 64  # keys; reaches are multiples of it
 _SHARED = 32_768  # elements up to which torch gives all to one thread (at::internal::GRAIN_SIZE)
+_VECTORS = 64  # elements that vectorized loops take at once, at most: two vectors of 64 bytes of half precision
 _FEW = 72  # rows; what is left over of larger numbers of rows is treated as of these
 _COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 255, 256, 257, 512)
 
@@ -201,13 +202,19 @@ def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return function(x) of x [..., N], elementwise, every row alike.
 
     What is left over at the end of a thread's share is computed without vectors, and differs in the last digit. So on a
-    CPU rows are taken a few at a time, too few for torch to share them out: then each is vectorized from its own start.
+    CPU rows are taken as many at a time as fill whole vectors, but too few for torch to share them out among threads;
+    where no such number of rows is small enough, one by one.
     """
-    rows = max(1, _SHARED // x.shape[-1])
-    flat = x.reshape(-1, x.shape[-1])
-    if x.device.type != "cpu" or len(flat) <= rows:
+    if x.device.type != "cpu":
         return function(x)
-    return torch.cat([function(flat[start : start + rows]) for start in range(0, len(flat), rows)]).view(x.shape)
+    flat = x.reshape(-1, x.shape[-1])
+    unit = _VECTORS // math.gcd(_VECTORS, flat.shape[1])
+    rows = _SHARED // flat.shape[1] // unit * unit or 1
+    missing = -len(flat) % unit if rows > 1 else 0
+    padded = F.pad(flat, (0, 0, 0, missing)) if missing else flat
+    pieces = [function(padded[start : start + rows]) for start in range(0, len(padded), rows)]
+    whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return whole[: len(flat)].view(x.shape)
 
 
 def find_padding(parts: Iterable[tuple[Part, int]], dtype: torch.dtype, device: torch.device) -> Padding | None:

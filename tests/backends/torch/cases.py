@@ -1,0 +1,119 @@
+"""Models on disk as both sides read them, ours and transformers', and what is compared."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from xinfer.backends import BackendContext
+from xinfer.backends.torch import EagerConfig
+from xinfer.backends.torch.runner import TorchRunner
+from xinfer.engine.types import Limits
+from xinfer.engine.types import Sequence as Tokens
+from xinfer.models.families import xinfer_model_families
+from xinfer.models.model import Model
+from xinfer.testing.stepper import Stepper
+from xinfer.testing.tiny import write_folder
+
+TOLERANCE = 1e-4
+PROMPT, STEPS = 48, 32
+SEED = 20
+
+logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+class Case:
+    """A model on disk, as both sides read it."""
+
+    def __init__(
+        self,
+        root: Path,
+        config: dict[str, Any],
+        seed: int = SEED,
+        write: Callable[[Path, dict[str, Any], int], Any] = write_folder,
+        max_len: int | None = None,
+    ) -> None:
+        self.root, self.config, self.seed, self.write, self.max_len = root, config, seed, write, max_len
+        self.folder = root / "model"
+        write(self.folder, config, seed)
+
+    def reference(self, dtype: torch.dtype = torch.float32) -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+        ).eval()
+
+    def prompt(self, length: int = PROMPT, seed: int = 0) -> list[int]:
+        return np.random.default_rng(seed).integers(0, self.config["vocab_size"], length).tolist()
+
+    def ours(self, dtype: str = "float32", determinism: str = "fast", **changes: Any) -> Stepper:
+        """Return our side, of a config with these changes in it if there are any: the weights are the same."""
+        if not changes:
+            return stepper(self.folder, dtype, determinism, self.max_len)
+        changed = self.root / "changed"
+        changed.mkdir()
+        (changed / "config.json").write_text(json.dumps(self.config | changes))
+        for file in self.folder.glob("*.safetensors"):
+            (changed / file.name).symlink_to(file)
+        return stepper(changed, dtype, determinism, self.max_len)
+
+
+def stepper(folder: Path, dtype: str, determinism: str, max_len: int | None = None) -> Stepper:
+    """Return a `TorchRunner` whose cache is full of rubbish, and blocks in a random order (case N02)."""
+    model = Model(str(folder), lambda: folder, xinfer_model_families(), dtype=dtype)
+    limits = Limits(
+        max_model_len=max_len, max_num_seqs=8, max_num_batched_tokens=512, kv_memory=64e6, determinism=determinism
+    )
+    runner = TorchRunner(BackendContext(model, EagerConfig(device="cpu"), limits))
+    with torch.inference_mode():
+        for pool in runner.pools:
+            pool[0::3], pool[1::3], pool[2::3] = torch.nan, torch.inf, -torch.inf
+    return Stepper(runner)
+
+
+@torch.inference_mode()
+def expected(model: Any, token_ids: list[int]) -> Tensor:
+    """Return the reference's logits at every position, computed all at once and without any cache."""
+    logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    return logits.float()
+
+
+def generated(model: Any, prompt: list[int], steps: int) -> list[int]:
+    """Return the tokens that the reference generates greedily, with its own cache."""
+    ids = torch.tensor([prompt])
+    options = {"max_new_tokens": steps, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    output: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0].tolist()
+    return output[len(prompt) :]
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """Return the largest absolute difference; NaN counts as infinite."""
+    return float((ours - theirs).abs().nan_to_num(torch.inf).max())
+
+
+def in_company(runner: Stepper, case: Case) -> list[tuple[Tokens, Tensor]]:
+    """Sequences of several lengths join at different times, are cut at random and decode between others' chunks.
+
+    Returns each with the logits at all positions that it came to.
+    """
+    rng = np.random.default_rng(2)
+    sequences = [runner.start(case.prompt(length, seed=length)) for length in (1, 3, 17, 40, PROMPT)]
+    rows: list[list[Tensor]] = [[] for _ in sequences]
+    for _ in range(24):
+        chosen = [i for i in rng.permutation(len(sequences)) if rng.random() < 0.7]
+        if not chosen:
+            continue
+        counts = []
+        for i in chosen:
+            missing = len(sequences[i].token_ids) - sequences[i].num_computed
+            counts.append(int(rng.integers(1, missing + 1)))
+        for i, logits in zip(chosen, runner.step([sequences[i] for i in chosen], counts), strict=True):
+            rows[i].append(logits)
+            if sequences[i].num_computed == len(sequences[i].token_ids):
+                sequences[i].token_ids.append(int(logits[-1].argmax()))
+    return [(sequence, torch.cat(parts)) for sequence, parts in zip(sequences, rows, strict=True)]
