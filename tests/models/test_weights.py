@@ -452,7 +452,6 @@ def test_a_missing_field_is_named(family: str, name: str) -> None:
         ("tie_word_embeddings", ["false", 1]),
         ("attention_bias", ["false", 1]),
         ("use_sliding_window", ["false", 0]),
-        ("quantization_config", [{"quant_method": "gptq"}]),
     ],
 )
 def test_a_field_of_the_wrong_kind_is_named(name: str, values: list[Any]) -> None:

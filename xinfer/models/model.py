@@ -13,6 +13,7 @@ from xinfer.models.families import Family
 from xinfer.models.folder import ModelFolder
 from xinfer.models.gguf import GgufFile
 from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
+from xinfer.models.quantized import dequantized, describe, without_unused_biases
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.tokenizer import Tokenizer
 from xinfer.models.weights import Weights, dummy_weights, safetensors_files
@@ -78,8 +79,13 @@ class Model:
         """The weights, checked against the spec; none is read yet."""
         if self.load_format == "dummy":
             return Weights(self.spec, dummy_weights(self.spec), lambda name: name)
-        rename = self.family.rename if isinstance(self._source, ModelFolder) else lambda name: name
-        return Weights(self.spec, self._source.tensors(), rename)
+        if isinstance(self._source, GgufFile):
+            return Weights(self.spec, self._source.tensors(), lambda name: name)
+        tensors, rename, needed = self._source.tensors(), self.family.rename, self.spec.tensors
+        if (quantization := self._source.quantization_config) is not None:
+            tensors = dequantized(tensors, quantization)
+            tensors = without_unused_biases(tensors, lambda name: rename(name) in needed)
+        return Weights(self.spec, tensors, rename)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -118,6 +124,9 @@ class Model:
         if isinstance(self._source, ModelFolder) and self.load_format == "auto":
             if stray := self._source.stray_files():
                 notes.append(f"not read, since the index does not name them: {', '.join(stray)}")
+            if (quantization := self._source.quantization_config) is not None:
+                precision = "the device's precision" if self.dtype == "auto" else self.dtype
+                notes.append(f"{describe(quantization)}, computed in {precision} after dequantizing")
             if self.weights.head_differs():
                 notes.append("the model is tied, so its embedding is the head; the file's other head is ignored")
         return notes

@@ -16,7 +16,6 @@ _MAX_LAYERS = 1000  # of a damaged file there could be billions
 def spec(config: Config) -> DecoderSpec:
     """Describe a llama; `attention_bias` puts biases on all four attention projections."""
     refuse(config, "hidden_act", "silu", "swish")
-    refuse(config, "quantization_config")
     hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
     kv_heads, head_dim = integer(config, "num_key_value_heads", heads), integer(config, "head_dim", hidden // heads)
     if heads % kv_heads:
