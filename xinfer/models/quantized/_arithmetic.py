@@ -1,6 +1,6 @@
 """What quantization schemes have in common: dense packing, and codes times scales, in pieces that fit the caches."""
 
-__all__ = ["dequantize_rows", "group_indices", "unpack"]
+__all__ = ["as_bytes", "dequantize_rows", "group_indices", "unpack"]
 
 from collections.abc import Callable
 
@@ -13,13 +13,20 @@ from xinfer.errors import ModelError
 _PIECE = 1 << 18
 
 
+def as_bytes(words: Tensor) -> Tensor:
+    """Return words of 32 bits, in any layout, as bytes [rows, 4 * words], the lowest first as on every machine here."""
+    # Flat first: of a transposed single row torch says that it is contiguous, and still refuses to view it.
+    return words.reshape(-1).view(torch.uint8).view(words.shape[0], -1)
+
+
 def unpack(packed: Tensor, bits: int) -> Tensor:
     """Return unsigned numbers of 2, 3, 4 or 8 bits that lie densely in bytes, the lowest bits first.
 
-    `packed` is uint8 [rows, n], the result uint8 [rows, n * 8 / bits]. Words of 32 bits, viewed as bytes on a
-    little-endian machine, are such bytes, also where a number of 3 bits lies across two words.
+    `packed` is uint8 [rows, n], the result uint8 [rows, n * 8 / bits], rounded up. Words of 32 bits are such bytes,
+    also where a number of 3 bits lies across two words.
     """
     if bits == 3:
+        packed = torch.nn.functional.pad(packed, (0, -packed.shape[1] % 3))
         triples = packed.reshape(packed.shape[0], -1, 3).to(torch.int32)
         words = triples[..., 0] | (triples[..., 1] << 8) | (triples[..., 2] << 16)  # eight numbers each
         numbers: Tensor = words[..., None] >> torch.arange(0, 24, 3, dtype=torch.int32)

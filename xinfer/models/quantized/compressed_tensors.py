@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from xinfer.errors import ModelError
-from xinfer.models.quantized._arithmetic import dequantize_rows, group_indices, unpack
+from xinfer.models.quantized._arithmetic import as_bytes, dequantize_rows, group_indices, unpack
 from xinfer.models.quantized._config import Config, block_size, flag, group_size, integer, matches, text
 from xinfer.models.quantized._stored import (
     FLOAT,
@@ -186,15 +186,15 @@ def _packed_weight(module: StoredModule, scheme: _Scheme) -> Quantized:
 
 
 def _load_packed(module: StoredModule, scheme: _Scheme, shape: tuple[int, int]) -> Tensor:
-    packed = module.read("weight_packed", INT32).contiguous().view(torch.uint8)
+    packed = as_bytes(module.read("weight_packed", INT32))
     half = 1 << (scheme.bits - 1)
     zeros: Tensor | float = half
     if not scheme.symmetric:
         stored = module.read("weight_zero_point", (*INT32, *INT8))
         if stored.dtype == torch.int32:
             count = shape[0] if scheme.strategy != "tensor" else 1
-            columns = stored.reshape(stored.shape[0], -1).t().contiguous().view(torch.uint8)
-            codes_of_zeros = unpack(columns, scheme.bits)[:, :count].t().float()
+            columns = stored.reshape(stored.shape[0], -1).t()
+            codes_of_zeros = unpack(as_bytes(columns), scheme.bits)[:, :count].t().float()
         else:
             codes_of_zeros = stored.float() + half
         zeros = _by_row(codes_of_zeros, scheme, shape)

@@ -13,11 +13,10 @@ __all__ = ["describe", "weights"]
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from xinfer.errors import ModelError
-from xinfer.models.quantized._arithmetic import dequantize_rows, group_indices, unpack
+from xinfer.models.quantized._arithmetic import as_bytes, dequantize_rows, group_indices, unpack
 from xinfer.models.quantized._config import Config, flag, group_size, integer, matches, text
 from xinfer.models.quantized._stored import FLOAT, INDEX, INT32, Quantized, StoredModule, ceil_div, stored_modules
 from xinfer.models.weights import Tensors
@@ -80,9 +79,9 @@ def _weight(module: StoredModule, config: Config, offset: int) -> Quantized:
 
 
 def _load(module: StoredModule, shape: tuple[int, int], bits: int, size: int, offset: int) -> Tensor:
-    packed = module.read("qweight", INT32).t().contiguous().view(torch.uint8)
+    packed = as_bytes(module.read("qweight", INT32).t())
     scales = module.read("scales", FLOAT)
-    zeros = unpack(_whole_bytes(module.read("qzeros", INT32), bits), bits)[:, : shape[0]]
+    zeros = unpack(as_bytes(module.read("qzeros", INT32)), bits)[:, : shape[0]]
     # Modulo: a zero point of 0 is stored as the largest number.
     zeros = (zeros + offset) & ((1 << bits) - 1)
     columns: Tensor | int = size
@@ -93,9 +92,3 @@ def _load(module: StoredModule, shape: tuple[int, int], bits: int, size: int, of
         return unpack(packed[first:last], bits)
 
     return dequantize_rows(shape, codes, scales.t().contiguous(), zeros.t().contiguous(), columns)
-
-
-def _whole_bytes(words: Tensor, bits: int) -> Tensor:
-    """View words as bytes; 3 bits need multiples of three of them."""
-    packed = words.contiguous().view(torch.uint8)
-    return torch.nn.functional.pad(packed, (0, -packed.shape[1] % 3)) if bits == 3 else packed
