@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from xinfer.errors import ModelError, nearest
+from xinfer.errors import ModelError
 from xinfer.models.quantized import awq, compressed_tensors, fp8, gptq, mxfp4
 from xinfer.models.quantized._config import Config
 from xinfer.models.quantized._stored import Quantized
@@ -95,7 +95,7 @@ def _scheme(config: Config) -> tuple[str, _Scheme]:
         method = "bitsandbytes"  # its first checkpoints don't name it
     if not isinstance(method, str) or method not in _SCHEMES:
         raise ModelError(
-            f"quantization_config: quant_method={method!r} is not supported{nearest(str(method), _SCHEMES)} "
+            f"quantization_config: quant_method={method!r} is not supported "
             f"(supported: {', '.join(_SCHEMES)}): take another checkpoint of the model"
         )
     return method, _SCHEMES[method]

@@ -92,6 +92,7 @@ def group_indices(indices: Tensor, name: str, groups: int, size: int) -> Tensor 
     Numbers that are all 0 (or all -1) beside several groups are a tensor that was never filled in, by tools that did
     not reorder: then groups are consecutive too. An index out of range is a `ModelError`.
     """
+    size = min(size, len(indices))
     least, most = int(indices.min()), int(indices.max())
     if least == most and (least == -1 or (least == 0 and groups > 1)):
         return size
