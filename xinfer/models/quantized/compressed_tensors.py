@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from xinfer.errors import ModelError
-from xinfer.models.quantized._arithmetic import as_bytes, dequantize_rows, group_indices, unpack
+from xinfer.models.quantized._arithmetic import as_bytes, dequantize_rows, fp8_numbers, group_indices, unpack
 from xinfer.models.quantized._config import Config, block_size, flag, group_size, integer, matches, text
 from xinfer.models.quantized._stored import (
     FLOAT,
@@ -225,7 +225,11 @@ def _load_plain(module: StoredModule, scheme: _Scheme, shape: tuple[int, int]) -
         zeros = _by_row(module.read("weight_zero_point", (*INT8, *FP8, *FLOAT)).float(), scheme, shape)
     scales = _by_row(module.read("weight_scale", FLOAT), scheme, shape)
     columns = _columns(module, scheme, shape[1], scales.shape[1])
-    return dequantize_rows(shape, lambda first, last: stored[first:last], scales, zeros, columns)
+
+    def codes(first: int, last: int) -> Tensor:
+        return stored[first:last] if scheme.kind == "int" else fp8_numbers(stored[first:last])
+
+    return dequantize_rows(shape, codes, scales, zeros, columns)
 
 
 def _by_row(values: Tensor, scheme: _Scheme, shape: tuple[int, int]) -> Tensor:

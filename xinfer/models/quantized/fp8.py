@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from xinfer.models.quantized._arithmetic import dequantize_rows
+from xinfer.models.quantized._arithmetic import dequantize_rows, fp8_numbers
 from xinfer.models.quantized._config import Config, block_size, text
 from xinfer.models.quantized._stored import FLOAT, FP8, Quantized, StoredModule, ceil_div, stored_modules
 from xinfer.models.weights import Tensors
@@ -54,9 +54,8 @@ def _weight(module: StoredModule, scale: str, block: tuple[int, int] | None) -> 
 
 def _load(module: StoredModule, scale: str, shape: tuple[int, int], block: tuple[int, int]) -> Tensor:
     stored, scales = module.read("weight", FP8), module.read(scale, (*FLOAT, torch.float8_e8m0fnu))
-    return dequantize_rows(
-        shape, lambda first, last: stored[first:last], block_scales(scales, shape, block), columns=block[1]
-    )
+    by_row = block_scales(scales, shape, block)
+    return dequantize_rows(shape, lambda first, last: fp8_numbers(stored[first:last]), by_row, columns=block[1])
 
 
 def block_scales(scales: Tensor, shape: tuple[int, int], block: tuple[int, int]) -> Tensor:

@@ -23,8 +23,7 @@ from xinfer.models.weights import Tensors
 
 _NUMBERS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _NIBBLES = torch.cat([_NUMBERS, -_NUMBERS])
-# The two numbers of each byte, together one element of 64 bits, so that they are looked up and written as one.
-_BYTES = torch.stack([_NIBBLES.repeat(16), _NIBBLES.repeat_interleave(16)], 1).view(torch.int64).flatten()
+_LOW, _HIGH = _NIBBLES.repeat(16), _NIBBLES.repeat_interleave(16)  # the two numbers of each byte
 _SCALES = torch.ldexp(torch.ones(255, dtype=torch.float64), torch.arange(-127, 128)).float()
 _PIECE = 1 << 18  # numbers dequantized at a time, so that they stay in the caches
 
@@ -50,17 +49,20 @@ def _weight(module: StoredModule) -> Quantized:
 
 
 def _load(module: StoredModule, shape: tuple[int, int, int]) -> Tensor:
-    experts, width, out = shape
+    experts, _, out = shape
     blocks, scales = module.read("blocks", UINT8), module.read("scales", UINT8)
     if bool((scales == 255).any()):
         raise ModelError(f"tensor {module.full('scales')!r} holds a scale of NaN (255): the file is damaged")
     result = torch.empty(shape)
-    step = max(16, _PIECE // width)
+    step = max(1, _PIECE // (32 * out))  # groups
     for expert in range(experts):
-        for first in range(0, out, step):
-            rows = slice(first, first + step)
-            numbers = _BYTES.index_select(0, blocks[expert, rows].flatten().int()).view(torch.float32)
-            scale = _SCALES.index_select(0, scales[expert, rows].flatten().int())
-            piece = numbers.view(-1, 32).mul_(scale[:, None]).view(-1, width)
-            result[expert, :, rows] = piece.t()
+        # Bytes are put in the result's order of axes, of which there are an eighth, instead of numbers.
+        packed = blocks[expert].reshape(out, -1).t().contiguous()
+        factors = _SCALES.index_select(0, scales[expert].t().reshape(-1).int()).view(-1, 1, out)
+        for first in range(0, len(factors), step):
+            last = min(first + step, len(factors))
+            codes, numbers = packed[first * 16 : last * 16].flatten().int(), result[expert, first * 32 : last * 32]
+            numbers[0::2] = _LOW.index_select(0, codes).view(-1, out)
+            numbers[1::2] = _HIGH.index_select(0, codes).view(-1, out)
+            numbers.view(-1, 32, out).mul_(factors[first:last])
     return result
