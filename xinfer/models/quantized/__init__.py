@@ -44,9 +44,9 @@ def dequantized(tensors: Tensors, quantization_config: Config) -> Tensors:
 
     A weight has the shape [out, in], that of gpt-oss's experts [experts, in, out], and is float32; what is not
     quantized is passed through. Values are exact where scales are stored in half precision, else rounded once. Shapes
-    are checked here; apart from tensors that say shapes, none is read before it is asked for, and reading one takes no
-    more memory than its result and its parts. A scheme that is not supported and parts that are missing or do not fit
-    are a `ModelError`.
+    are checked here; apart from tensors that say shapes, none is read before it is asked for, and reading one takes
+    little more memory than its result and, twice, its parts. A scheme that is not supported, and parts that are missing
+    or do not fit, are a `ModelError`.
     """
     method, scheme = _scheme(quantization_config)
     found = scheme.weights(tensors, quantization_config)

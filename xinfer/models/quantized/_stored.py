@@ -1,6 +1,6 @@
 """Weights that a checkpoint holds in parts: the parts found and checked by their shapes, read when asked for."""
 
-__all__ = ["FLOAT", "FP8", "INDEX", "INT8", "INT32", "UINT8", "Quantized", "StoredModule", "ceil_div", "stored_modules"]
+__all__ = ["FLOAT", "FP8", "INDEX", "INT32", "INT8", "UINT8", "Quantized", "StoredModule", "ceil_div", "stored_modules"]
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
