@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from xinfer.errors import ModelError
 from xinfer.models.quantized import dequantized
@@ -42,6 +43,16 @@ def config(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_are_exact_also_where_the_last_is_smaller(block: Any, dtype: Any, checkpoint: Any) -> None:
     checkpoint(Fp8(block, dtype=dtype), config(weight_block_size=list(block))).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_are_those_of_transformers(dtype: torch.dtype) -> None:
+    weight = torch.randn(256, 384, generator=torch.Generator().manual_seed(0)).to(dtype)
+    stored = {"a.weight": weight, "a.weight_scale_inv": torch.arange(1.0, 7.0).view(2, 3) / 7}
+    source = Tensors({name: tuple(part.shape) for name, part in stored.items()}, stored.__getitem__, ())
+    ours = dequantized(source, config(weight_block_size=[128, 128])).load("a.weight")
+    theirs = Fp8Dequantize(None)._dequantize_one(weight, stored["a.weight_scale_inv"], torch.float32)
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale"])

@@ -1,6 +1,6 @@
 """Weights that a checkpoint holds in parts: the parts found and checked by their shapes, read when asked for."""
 
-__all__ = ["FLOAT", "FP8", "INDEX", "INT32", "INT8", "UINT8", "Quantized", "StoredModule", "ceil_div", "stored_modules"]
+__all__ = ["BYTES", "FLOAT", "FP8", "INDEX", "INT8", "INTS", "Quantized", "StoredModule", "ceil_div", "stored_modules"]
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from xinfer.models.weights import Tensors
 FLOAT = (torch.float32, torch.float16, torch.bfloat16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INDEX = (torch.int32, torch.int64)
-INT8, INT32, UINT8 = (torch.int8,), (torch.int32,), (torch.uint8,)
+BYTES, INT8, INTS = (torch.uint8,), (torch.int8,), (torch.int32,)
 
 
 @dataclass(frozen=True, slots=True)

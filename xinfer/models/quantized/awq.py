@@ -17,7 +17,7 @@ from torch import Tensor
 from xinfer.errors import ModelError
 from xinfer.models.quantized._arithmetic import dequantize_rows
 from xinfer.models.quantized._config import Config, flag, group_size, integer, text
-from xinfer.models.quantized._stored import FLOAT, INT32, Quantized, StoredModule, ceil_div, stored_modules
+from xinfer.models.quantized._stored import FLOAT, INTS, Quantized, StoredModule, ceil_div, stored_modules
 from xinfer.models.weights import Tensors
 
 # Where in a word the outputs 0 to 7 lie: the inverse of the order above, in bits.
@@ -58,7 +58,7 @@ def _weight(module: StoredModule, size: int) -> Quantized:
 
 
 def _load(module: StoredModule, shape: tuple[int, int], size: int) -> Tensor:
-    packed, zeros = (module.read(part, INT32).t().contiguous() for part in ("qweight", "qzeros"))
+    packed, zeros = (module.read(part, INTS).t().contiguous() for part in ("qweight", "qzeros"))
     scales = module.read("scales", FLOAT).t().contiguous()
 
     def codes(first: int, last: int) -> Tensor:

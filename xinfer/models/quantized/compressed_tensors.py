@@ -33,7 +33,7 @@ from xinfer.models.quantized._stored import (
     FP8,
     INDEX,
     INT8,
-    INT32,
+    INTS,
     Quantized,
     StoredModule,
     ceil_div,
@@ -186,11 +186,11 @@ def _packed_weight(module: StoredModule, scheme: _Scheme) -> Quantized:
 
 
 def _load_packed(module: StoredModule, scheme: _Scheme, shape: tuple[int, int]) -> Tensor:
-    packed = as_bytes(module.read("weight_packed", INT32))
+    packed = as_bytes(module.read("weight_packed", INTS))
     half = 1 << (scheme.bits - 1)
     zeros: Tensor | float = half
     if not scheme.symmetric:
-        stored = module.read("weight_zero_point", (*INT32, *INT8))
+        stored = module.read("weight_zero_point", (*INTS, *INT8))
         if stored.dtype == torch.int32:
             count = shape[0] if scheme.strategy != "tensor" else 1
             columns = stored.reshape(stored.shape[0], -1).t()

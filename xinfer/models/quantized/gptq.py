@@ -18,7 +18,7 @@ from torch import Tensor
 from xinfer.errors import ModelError
 from xinfer.models.quantized._arithmetic import as_bytes, dequantize_rows, group_indices, unpack
 from xinfer.models.quantized._config import Config, flag, group_size, integer, matches, text
-from xinfer.models.quantized._stored import FLOAT, INDEX, INT32, Quantized, StoredModule, ceil_div, stored_modules
+from xinfer.models.quantized._stored import FLOAT, INDEX, INTS, Quantized, StoredModule, ceil_div, stored_modules
 from xinfer.models.weights import Tensors
 
 _BITS = (2, 3, 4, 8)
@@ -79,9 +79,9 @@ def _weight(module: StoredModule, config: Config, offset: int) -> Quantized:
 
 
 def _load(module: StoredModule, shape: tuple[int, int], bits: int, size: int, offset: int) -> Tensor:
-    packed = as_bytes(module.read("qweight", INT32).t())
+    packed = as_bytes(module.read("qweight", INTS).t())
     scales = module.read("scales", FLOAT)
-    zeros = unpack(as_bytes(module.read("qzeros", INT32)), bits)[:, : shape[0]]
+    zeros = unpack(as_bytes(module.read("qzeros", INTS)), bits)[:, : shape[0]]
     # Modulo: a zero point of 0 is stored as the largest number.
     zeros = (zeros + offset) & ((1 << bits) - 1)
     columns: Tensor | int = size

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from xinfer.errors import ModelError
 from xinfer.models.quantized._config import Config
-from xinfer.models.quantized._stored import UINT8, Quantized, StoredModule, stored_modules
+from xinfer.models.quantized._stored import BYTES, Quantized, StoredModule, stored_modules
 from xinfer.models.weights import Tensors
 
 _NUMBERS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -50,7 +50,7 @@ def _weight(module: StoredModule) -> Quantized:
 
 def _load(module: StoredModule, shape: tuple[int, int, int]) -> Tensor:
     experts, _, out = shape
-    blocks, scales = module.read("blocks", UINT8), module.read("scales", UINT8)
+    blocks, scales = module.read("blocks", BYTES), module.read("scales", BYTES)
     if bool((scales == 255).any()):
         raise ModelError(f"tensor {module.full('scales')!r} holds a scale of NaN (255): the file is damaged")
     result = torch.empty(shape)
