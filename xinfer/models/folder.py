@@ -13,6 +13,9 @@ from xinfer.errors import ModelError
 from xinfer.models.tokenizer import ChatTemplate, Tokenizer
 from xinfer.models.weights import Tensors, read_safetensors, safetensors_files
 
+_COMPRESSED = {"quant_method": "compressed-tensors"}
+_OWN_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+
 
 class ModelFolder:
     """A checkpoint's folder; each part is read when asked for, and what is missing is named."""
@@ -32,8 +35,25 @@ class ModelFolder:
         """generation_config.json, or nothing."""
         return self._json("generation_config.json", optional=True)
 
+    @cached_property
+    def quantization_config(self) -> dict[str, Any] | None:
+        """What says how the weights are quantized, with `quant_method`; None where nothing does.
+
+        It is in config.json: `quantization_config`, or `compression_config` in early compressed-tensors. Before
+        transformers knew of it, AutoGPTQ and AutoAWQ had files of their own, which do not name the method.
+        """
+        for key, implied in (("quantization_config", {}), ("compression_config", _COMPRESSED)):
+            if (found := self.config.get(key)) is not None:
+                if not isinstance(found, dict):
+                    raise ModelError(f"{self.path}: config.json: {key}={found!r}, but an object is expected")
+                return {**implied, **found}
+        for name, method in _OWN_FILES.items():
+            if (self.path / name).is_file():
+                return {"quant_method": method, **self._json(name)}
+        return None
+
     def tensors(self) -> Tensors:
-        """Return the weights, under the checkpoint's names."""
+        """Return the weights as they are stored, under the checkpoint's names."""
         return read_safetensors(safetensors_files(self.path)[0])
 
     def stray_files(self) -> list[str]:

@@ -14,6 +14,7 @@ from xinfer.models.folder import ModelFolder
 from xinfer.models.gguf import GgufFile
 from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
 from xinfer.models.names import CANONICAL
+from xinfer.models.quantized import dequantized, describe, without_unused_biases
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.tokenizer import Tokenizer
 from xinfer.models.weights import Weights, dummy_weights, safetensors_files
@@ -79,8 +80,16 @@ class Model:
         """The weights, checked against the spec; none is read yet."""
         if self.load_format == "dummy":
             return Weights(self.spec, dummy_weights(self.spec), CANONICAL.find)
-        names = self._source.names if isinstance(self._source, GgufFile) else self.family.names
-        return Weights(self.spec, self._source.tensors(), names.find)
+        tensors = self._source.tensors()
+        if isinstance(self._source, GgufFile):
+            return Weights(self.spec, tensors, self._source.names.find)
+        if (quantization := self._source.quantization_config) is not None:
+            tensors = without_unused_biases(dequantized(tensors, quantization), self._needs)
+        return Weights(self.spec, tensors, self.family.names.find)
+
+    def _needs(self, name: str) -> bool:
+        found = self.family.names.find(name)
+        return found is not None and all(part in self.spec.tensors for part in found.stored.parts)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -119,6 +128,9 @@ class Model:
         if isinstance(self._source, ModelFolder) and self.load_format == "auto":
             if stray := self._source.stray_files():
                 notes.append(f"not read, since the index does not name them: {', '.join(stray)}")
+            if (quantization := self._source.quantization_config) is not None:
+                precision = "the device's precision" if self.dtype == "auto" else self.dtype
+                notes.append(f"{describe(quantization)}, computed in {precision} after dequantizing")
             if self.weights.head_differs():
                 notes.append("the model is tied, so its embedding is the head; the file's other head is ignored")
         return notes
