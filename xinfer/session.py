@@ -51,6 +51,7 @@ class Session:
             self.plugins.families.values(),
             dtype=self.config.model.dtype,
             load_format=self.config.model.load_format,
+            dummy_seed=self.config.model.dummy_seed,
         )
 
     @property
@@ -211,7 +212,10 @@ class Session:
 
     def describe(self) -> dict[str, Any]:
         """Return what run.json says of the model and the runner."""
-        model: dict[str, Any] = {"reference": self.config.model.reference, "load_format": self.config.model.load_format}
+        chosen = self.config.model
+        model: dict[str, Any] = {"reference": chosen.reference, "load_format": chosen.load_format}
+        if chosen.load_format == "dummy":
+            model["dummy_seed"] = chosen.dummy_seed
         if self.computes_checkpoint:
             spec = self.model.spec
             model |= {

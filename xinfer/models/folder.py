@@ -60,6 +60,10 @@ class ModelFolder:
         """Return weight files that are there but not read."""
         return [p.name for p in safetensors_files(self.path)[1]]
 
+    def has_tokenizer(self) -> bool:
+        """Whether there is one."""
+        return (self.path / "tokenizer.json").is_file()
+
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer of tokenizer.json with the chat template beside it."""
         file = self.path / "tokenizer.json"

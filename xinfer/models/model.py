@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from xinfer.errors import ModelError, nearest
+from xinfer.models.dummy import byte_tokenizer, dummy_weights
 from xinfer.models.families import Family
 from xinfer.models.folder import ModelFolder
 from xinfer.models.gguf import GgufFile
@@ -17,7 +18,7 @@ from xinfer.models.names import CANONICAL
 from xinfer.models.quantized import dequantized, describe, without_unused_biases
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.tokenizer import Tokenizer
-from xinfer.models.weights import Weights, dummy_weights, safetensors_files
+from xinfer.models.weights import Weights, safetensors_files
 
 
 class Model:
@@ -30,6 +31,7 @@ class Model:
         families: those that can be described.
         dtype: precision to compute in: `auto` (the device's backend decides), float32, bfloat16, float16.
         load_format: `auto`, or `dummy` for random weights of the right shapes.
+        dummy_seed: what those are random by.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Model:
         *,
         dtype: str = "auto",
         load_format: str = "auto",
+        dummy_seed: int = 0,
     ) -> None:
         self.reference, self.dtype, self.load_format = reference, dtype, load_format
-        self._locate = locate
+        self.dummy_seed, self._locate = dummy_seed, locate
         self._families = {f.name: f for f in families}
 
     @cached_property
@@ -79,7 +82,7 @@ class Model:
     def weights(self) -> Weights:
         """The weights, checked against the spec; none is read yet."""
         if self.load_format == "dummy":
-            return Weights(self.spec, dummy_weights(self.spec), CANONICAL.find)
+            return Weights(self.spec, dummy_weights(self.spec, self.dummy_seed), CANONICAL.find)
         tensors = self._source.tensors()
         if isinstance(self._source, GgufFile):
             return Weights(self.spec, tensors, self._source.names.find)
@@ -93,9 +96,11 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer and chat template."""
+        """The tokenizer and chat template; of a dummy that has none, one of bytes."""
         if isinstance(self._source, GgufFile):
             return tokenizer_from_gguf(self._source.metadata)
+        if self.load_format == "dummy" and not self._source.has_tokenizer():
+            return byte_tokenizer()
         return self._source.tokenizer()
 
     @cached_property

@@ -1,9 +1,8 @@
 """Weights by canonical name, read when asked for; and safetensors files, checked before they are trusted."""
 
-__all__ = ["Tensors", "Weights", "dummy_weights", "read_safetensors", "safetensors_files"]
+__all__ = ["Tensors", "Weights", "read_safetensors", "safetensors_files"]
 
 import json
-import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -217,21 +216,3 @@ def _header(file: Path) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise ModelError(f"{file}: damaged (its header is no object): download it again")
     return header
-
-
-def dummy_weights(spec: DecoderSpec, seed: int = 0) -> Tensors:
-    """Return random weights for a spec, for benchmarks without a checkpoint: scaled so that activations stay sound.
-
-    Each tensor depends on the seed and its place alone, not on the order in which they are asked for.
-    """
-    places = {name: i for i, name in enumerate(spec.tensors)}
-
-    def load(name: str) -> Tensor:
-        shape = spec.tensors[name]
-        if len(shape) == 1:
-            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
-        generator = torch.Generator().manual_seed((seed << 20) + places[name])
-        scale = 1.0 if name == "embed.weight" and not spec.tied else 1 / math.sqrt(shape[1])
-        return torch.empty(shape).normal_(0, scale, generator=generator)
-
-    return Tensors(dict(spec.tensors), load, ())

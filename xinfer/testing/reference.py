@@ -21,7 +21,9 @@ def write_reference(folder: Path, config: dict[str, Any], seed: int, max_shard_s
     config.json holds `config` as it was given. Weights are large enough that errors show; factors of norms are not one.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as progress
 
+    progress.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("transformers").setLevel(logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
     said = json.dumps(config, indent=2)

@@ -1,6 +1,6 @@
 """Tiny models of every family, as their config.json says it: between them they use every field of `DecoderSpec`."""
 
-__all__ = ["SHAPES", "shape"]
+__all__ = ["LONG", "SHAPES", "shape"]
 
 from typing import Any
 
@@ -162,6 +162,10 @@ _OWN: dict[str, dict[str, Config]] = {
 }
 
 SHAPES: dict[str, tuple[str, ...]] = {family: tuple(own) for family, own in _OWN.items()}
+
+# Longer contexts turn all of their positions otherwise. To the reference a context is long when the sequence is, here
+# when the run's may be (`engine.max_model_len`): these are compared where both are.
+LONG = {("llama", "dynamic"), ("phi3", "longrope")}
 
 
 def shape(family: str, name: str) -> Config:

@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 from xinfer.engine.runner import LEVELS
 from xinfer.models.families import xinfer_model_families
 from xinfer.testing.reference import parity, write_reference
-from xinfer.testing.shapes import SHAPES, shape
+from xinfer.testing.shapes import LONG, SHAPES, shape
 from xinfer.testing.stepper import cut
 
 ALL = [(family, name) for family, names in SHAPES.items() for name in names]
-# Where longer contexts turn positions otherwise, all of the reference's have to be long, or all short.
-LONG = {("llama", "dynamic"): PROMPT + STEPS, ("phi3", "longrope"): PROMPT + STEPS}
 FIRST = [(family, names[0]) for family, names in SHAPES.items()]
 SLICE = [
     pytest.param(*each, marks=() if each in FIRST else pytest.mark.slow, id="-".join(each))
@@ -42,7 +40,7 @@ def one_thread() -> Iterator[None]:
 
 
 def case_of(family: str, name: str, root: Path) -> Case:
-    return Case(root, shape(family, name), SEED, write_reference, LONG.get((family, name)))
+    return Case(root, shape(family, name), SEED, write_reference, PROMPT + STEPS if (family, name) in LONG else None)
 
 
 def test_every_family_has_a_shape() -> None:

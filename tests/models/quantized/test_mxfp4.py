@@ -1,17 +1,29 @@
 """MXFP4 experts, against the format's words and against transformers' own conversion."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from xinfer.backends import BackendContext
+from xinfer.backends.torch import EagerConfig
+from xinfer.backends.torch.runner import TorchRunner
+from xinfer.engine.types import Limits
 from xinfer.errors import ModelError
+from xinfer.models.families import xinfer_model_families
+from xinfer.models.model import Model
 from xinfer.models.quantized import dequantized, describe
 from xinfer.models.weights import Tensors
+from xinfer.testing.reference import parity, write_reference
+from xinfer.testing.shapes import shape
+from xinfer.testing.stepper import Stepper
 
 CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 NAME = "model.layers.0.mlp.experts.gate_up_proj"
@@ -80,3 +92,25 @@ def test_parts_that_do_not_fit_are_named() -> None:
     del parts[f"{NAME}_scales"]
     with pytest.raises(ModelError, match=f"lacks '{NAME}_scales'"):
         dequantized(tensors(parts), CONFIG)
+
+
+def test_a_gpt_oss_as_it_is_published_computes_what_transformers_does(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = {**shape("gpt_oss", "usual"), **sizes}
+    model = write_reference(tmp_path, config, seed=5)
+    file = tmp_path / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(file).items() if not name.endswith("_proj") or "attn" in name}
+    generator = torch.Generator().manual_seed(5)
+    experts, weights = config["num_local_experts"], model.model.layers[0].mlp.experts
+    for part, out, into in (("gate_up_proj", 64, 64), ("down_proj", 64, 32)):
+        blocks = torch.randint(0, 256, (experts, out, into // 32, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(122, 126, (experts, out, into // 32), dtype=torch.uint8, generator=generator)
+        kept |= {f"model.layers.0.mlp.experts.{part}_{kind}": x for kind, x in (("blocks", blocks), ("scales", scales))}
+        getattr(weights, part).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    save_file(kept, file, {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": CONFIG}))
+    found = Model(str(tmp_path), lambda: tmp_path, xinfer_model_families())
+    runner = TorchRunner(BackendContext(found, EagerConfig(device="cpu"), Limits(kv_memory=1e7)))
+    compared = parity(Stepper(runner), model, list(range(40)), 8)
+    assert compared.difference <= 1e-4 * max(1, compared.spread)
+    assert compared.spread >= 1
