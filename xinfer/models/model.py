@@ -13,6 +13,7 @@ from xinfer.models.families import Family
 from xinfer.models.folder import ModelFolder
 from xinfer.models.gguf import GgufFile
 from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
+from xinfer.models.lora import Adapted, Adapter
 from xinfer.models.names import CANONICAL
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.tokenizer import Tokenizer
@@ -29,6 +30,7 @@ class Model:
         families: those that can be described.
         dtype: precision to compute in: `auto` (the device's backend decides), float32, bfloat16, float16.
         load_format: `auto`, or `dummy` for random weights of the right shapes.
+        adapter: returns what is merged into the weights, if anything is; not called before it is needed.
     """
 
     def __init__(
@@ -39,9 +41,10 @@ class Model:
         *,
         dtype: str = "auto",
         load_format: str = "auto",
+        adapter: Callable[[], Adapter] | None = None,
     ) -> None:
         self.reference, self.dtype, self.load_format = reference, dtype, load_format
-        self._locate = locate
+        self._locate, self._find_adapter = locate, adapter
         self._families = {f.name: f for f in families}
 
     @cached_property
@@ -75,12 +78,21 @@ class Model:
         return self.family.spec(self.config)
 
     @cached_property
+    def adapter(self) -> Adapter | None:
+        """What is merged into the weights; one that can't be is a `ModelError`."""
+        return None if self._find_adapter is None else self._find_adapter()
+
+    @cached_property
     def weights(self) -> Weights:
         """The weights, checked against the spec; none is read yet."""
         if self.load_format == "dummy":
-            return Weights(self.spec, dummy_weights(self.spec), CANONICAL.find)
-        names = self._source.names if isinstance(self._source, GgufFile) else self.family.names
-        return Weights(self.spec, self._source.tensors(), names.find)
+            tensors, find = dummy_weights(self.spec), CANONICAL.find
+        else:
+            names = self._source.names if isinstance(self._source, GgufFile) else self.family.names
+            tensors, find = self._source.tensors(), names.find
+        if self.adapter is None:
+            return Weights(self.spec, tensors, find)
+        return Adapted(self.spec, tensors, find, self.adapter, self.family.names.find)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -107,7 +119,7 @@ class Model:
 
     @property
     def files(self) -> list[Path]:
-        """The files that hold the weights."""
+        """The files that hold the weights, without an adapter's."""
         if self.load_format == "dummy":
             return []
         return [self.path] if self.path.is_file() else safetensors_files(self.path)[0]
@@ -121,7 +133,7 @@ class Model:
                 notes.append(f"not read, since the index does not name them: {', '.join(stray)}")
             if self.weights.head_differs():
                 notes.append("the model is tied, so its embedding is the head; the file's other head is ignored")
-        return notes
+        return notes if self.adapter is None else [*notes, *self.adapter.notes(self.reference)]
 
     def config_hash(self) -> str:
         """Return a hash of what the spec says."""
