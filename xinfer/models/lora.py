@@ -82,7 +82,7 @@ class Adapter:
             change = self._low_rank.setdefault(module, _LowRank({}, self.config.factor(module), embedding))
             change.parts[part.removeprefix("embedding_")] = name
             change.embedding |= embedding
-        elif bare != name and (match := _WHOLE.fullmatch(bare)):
+        elif bare != name and (match := _WHOLE.fullmatch(bare)) and match[1] + match[3] not in self._whole:
             self._whole[match[1] + match[3]] = name
         else:
             raise ModelError(f"{self.files[0]}: tensor {name!r} is not one of a LoRA that can be merged")
@@ -179,10 +179,13 @@ class Adapter:
             f"embedding, which is not supported: {INSTEAD}"
         )
 
-    def notes(self, reference: str) -> list[str]:
-        """Return what a user should know: what was merged, and whether the adapter was made for another model."""
-        count = len(self._low_rank) + len(self._whole)
-        notes = [f"adapter {self.folder} merged: {count} modules or tensors, scale {self.scale:g}"]
+    def notes(self, reference: str, find: Find) -> list[str]:
+        """Return what a user should know: what is merged, what is not, and whether it was made for another model."""
+        names = [*self.deltas.shapes, *self.replaced.shapes]
+        skipped = [name for name in names if find(name) is None]
+        notes = [f"adapter {self.folder} merged: {len(names) - len(skipped)} tensors changed, scale {self.scale:g}"]
+        if skipped:
+            notes.append(f"not merged, being of no text part: {len(skipped)} of the adapter's, as {skipped[0]}")
         if self.config.base is not None and not _same_model(self.config.base, reference):
             notes.append(f"the adapter was made for {self.config.base!r}, not for {reference!r}")
         return notes

@@ -133,7 +133,9 @@ class Model:
                 notes.append(f"not read, since the index does not name them: {', '.join(stray)}")
             if self.weights.head_differs():
                 notes.append("the model is tied, so its embedding is the head; the file's other head is ignored")
-        return notes if self.adapter is None else [*notes, *self.adapter.notes(self.reference)]
+        if self.adapter is not None:
+            notes += self.adapter.notes(self.reference, self.family.names.find)
+        return notes
 
     def config_hash(self) -> str:
         """Return a hash of what the spec says."""

@@ -122,7 +122,8 @@ class Weights:
         """Whether a tied model's file holds a head that is not its embedding, and so is not used."""
         if self._spare_head is None:
             return False
-        return not torch.equal(self._load(self._spare_head), self.load("embed.weight"))
+        embedding = Weights.load(self, "embed.weight")  # the file's own, whatever is merged into it
+        return not torch.equal(self._load(self._spare_head), embedding)
 
 
 @dataclass(frozen=True, slots=True)
