@@ -122,8 +122,8 @@ class Adapter:
         change = self._low_rank[module]
         if kind == "bias":
             return self._load(change.parts["B.bias"]) * change.factor
-        product = self._load(change.parts["B"]) @ self._load(change.parts["A"])
-        return (product.T if change.embedding else product).mul_(change.factor)
+        product = self._load(change.parts["B"]) @ self._load(change.parts["A"]).mul(change.factor)
+        return product.T if change.embedding else product
 
     @cached_property
     def magnitudes(self) -> Tensors:
