@@ -57,12 +57,15 @@ class ModelConfig:
         dtype: precision to compute in: auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16.
         load_format: auto, or dummy for random weights of the right shapes, for benchmarks: only config.json is needed.
         dummy_seed: what dummy weights are random by.
+        lora: an adapter that is merged into the weights as they are read, `folder[:scale]`: a PEFT folder (or
+            `hf:org/name[@revision]`), and how far to go from the model to the adapted one (1).
     """
 
     reference: str = MISSING
     dtype: str = "auto"
     load_format: str = "auto"
     dummy_seed: int = 0
+    lora: str | None = None
 
 
 @dataclass

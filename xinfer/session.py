@@ -20,6 +20,7 @@ from xinfer.engine.types import Limits, SamplingParams
 from xinfer.errors import ConfigError, RequestError
 from xinfer.inputs import Prompt
 from xinfer.models.cache import file_sha256
+from xinfer.models.lora import find_adapter
 from xinfer.models.model import Model
 from xinfer.models.sources import resolve
 from xinfer.models.tokenizer import Message, Tokenizer
@@ -41,10 +42,12 @@ class Session:
         if config.model.load_format not in ("auto", "dummy"):
             raise ConfigError(f"model.load_format={config.model.load_format!r} is unknown (there are: auto, dummy)")
         _check_engine(config)
-        self.model = self._model(config.model.reference)
+        self.model = self._model(config.model.reference, config.model.lora)
         self.context = BackendContext(self.model, config.backend, self.limits)
 
-    def _model(self, reference: str) -> Model:
+    def _model(self, reference: str, lora: str | None = None) -> Model:
+        if lora is not None and not self.computes_checkpoint:
+            raise ConfigError(f"model.lora={lora!r}: backend {self.backend.name} has no weights to merge it with")
         return Model(
             reference,
             lambda: resolve(reference),
@@ -52,6 +55,7 @@ class Session:
             dtype=self.config.model.dtype,
             load_format=self.config.model.load_format,
             dummy_seed=self.config.model.dummy_seed,
+            adapter=None if lora is None else find_adapter(lora),
         )
 
     @property
@@ -62,7 +66,7 @@ class Session:
     def check(self) -> None:
         """Refuse a model that can't be described, before anything else of it is read."""
         if self.computes_checkpoint:
-            _ = self.model.spec
+            _ = self.model.spec, self.model.adapter
 
     @cached_property
     def params(self) -> SamplingParams:
@@ -225,6 +229,8 @@ class Session:
                 "layers": len(spec.layers),
                 "notes": self.model.notes,
             }
+            if self.model.adapter is not None:
+                model["adapter"] = {"path": str(self.model.adapter.folder), "scale": self.model.adapter.scale}
         info = asdict(self.runner.info)
         info |= {name: sorted(info[name]) for name in ("levels", "capabilities")}
         return {"model": model if self.computes_checkpoint else None, "runner": info}
@@ -233,12 +239,15 @@ class Session:
         """Return by name what computes the hashes of all that decides the tokens, besides the code."""
         if not self.computes_checkpoint:
             return {"tokenizer": lambda: getattr(self.tokenizer, "content_hash", None)}
-        return {
+        hashes = {
             "weights": lambda: combined([file_sha256(path) for path in self.model.files]),
             "spec": self.model.config_hash,
             "tokenizer": lambda: getattr(self.tokenizer, "content_hash", None),
             "template": lambda: getattr(self.tokenizer, "template_hash", None),
         }
+        if (adapter := self.model.adapter) is not None:
+            hashes["adapter"] = lambda: combined([*map(file_sha256, adapter.files), repr(adapter.scale)])
+        return hashes
 
 
 def _params(config: Config, defaults: Mapping[str, Any]) -> SamplingParams:

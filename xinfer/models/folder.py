@@ -1,6 +1,6 @@
 """A folder in Hugging Face layout: config.json, tokenizer.json, safetensors."""
 
-__all__ = ["ModelFolder"]
+__all__ = ["ModelFolder", "json_object"]
 
 import json
 from functools import cached_property
@@ -95,10 +95,15 @@ class ModelFolder:
         file = self.path / name
         if optional and not file.is_file():
             return {}
-        try:
-            content = json.loads(file.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(f"{file}: not valid JSON ({error}): download it again") from error
-        if not isinstance(content, dict):
-            raise ModelError(f"{file}: a JSON object is expected, not {type(content).__name__}")
-        return content
+        return json_object(file)
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object; anything else is a `ModelError`."""
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: not valid JSON ({error}): download it again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file}: a JSON object is expected, not {type(content).__name__}")
+    return content

@@ -14,6 +14,7 @@ from xinfer.models.families import Family
 from xinfer.models.folder import ModelFolder
 from xinfer.models.gguf import GgufFile
 from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
+from xinfer.models.lora import Adapted, Adapter
 from xinfer.models.names import CANONICAL
 from xinfer.models.quantized import dequantized, describe, without_unused_biases
 from xinfer.models.spec import DecoderSpec
@@ -32,6 +33,7 @@ class Model:
         dtype: precision to compute in: `auto` (the device's backend decides), float32, bfloat16, float16.
         load_format: `auto`, or `dummy` for random weights of the right shapes.
         dummy_seed: what those are random by.
+        adapter: returns what is merged into the weights, if anything is; not called before it is needed.
     """
 
     def __init__(
@@ -43,9 +45,10 @@ class Model:
         dtype: str = "auto",
         load_format: str = "auto",
         dummy_seed: int = 0,
+        adapter: Callable[[], Adapter] | None = None,
     ) -> None:
         self.reference, self.dtype, self.load_format = reference, dtype, load_format
-        self.dummy_seed, self._locate = dummy_seed, locate
+        self.dummy_seed, self._locate, self._find_adapter = dummy_seed, locate, adapter
         self._families = {f.name: f for f in families}
 
     @cached_property
@@ -79,16 +82,24 @@ class Model:
         return self.family.spec(self.config)
 
     @cached_property
+    def adapter(self) -> Adapter | None:
+        """What is merged into the weights; one that can't be is a `ModelError`."""
+        return None if self._find_adapter is None else self._find_adapter()
+
+    @cached_property
     def weights(self) -> Weights:
         """The weights, checked against the spec; none is read yet."""
         if self.load_format == "dummy":
-            return Weights(self.spec, dummy_weights(self.spec, self.dummy_seed), CANONICAL.find)
-        tensors = self._source.tensors()
-        if isinstance(self._source, GgufFile):
-            return Weights(self.spec, tensors, self._source.names.find)
-        if (quantization := self._source.quantization_config) is not None:
-            tensors = without_unused_biases(dequantized(tensors, quantization), self._needs)
-        return Weights(self.spec, tensors, self.family.names.find)
+            tensors, find = dummy_weights(self.spec, self.dummy_seed), CANONICAL.find
+        elif isinstance(self._source, GgufFile):
+            tensors, find = self._source.tensors(), self._source.names.find
+        else:
+            tensors, find = self._source.tensors(), self.family.names.find
+            if (quantization := self._source.quantization_config) is not None:
+                tensors = without_unused_biases(dequantized(tensors, quantization), self._needs)
+        if self.adapter is None:
+            return Weights(self.spec, tensors, find)
+        return Adapted(self.spec, tensors, find, self.adapter, self.family.names.find)
 
     def _needs(self, name: str) -> bool:
         found = self.family.names.find(name)
@@ -121,7 +132,7 @@ class Model:
 
     @property
     def files(self) -> list[Path]:
-        """The files that hold the weights."""
+        """The files that hold the weights, without an adapter's."""
         if self.load_format == "dummy":
             return []
         return [self.path] if self.path.is_file() else safetensors_files(self.path)[0]
@@ -138,6 +149,8 @@ class Model:
                 notes.append(f"{describe(quantization)}, computed in {precision} after dequantizing")
             if self.weights.head_differs():
                 notes.append("the model is tied, so its embedding is the head; the file's other head is ignored")
+        if self.adapter is not None:
+            notes += self.adapter.notes(self.reference, self.family.names.find)
         return notes
 
     def config_hash(self) -> str:

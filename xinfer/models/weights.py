@@ -42,13 +42,16 @@ class Weights:
         spec: what the model needs.
         tensors: what the checkpoint has.
         find: tells what a checkpoint's tensor is; None for one that is not needed.
+        whole: whether there must be all that the spec has; an adapter has a part of it.
 
     A missing, unknown or misshapen tensor is a `ModelError` that names it. Of a tied model with a head of its own the
     head is ignored, as config.json says; `head_differs` tells whether that changes anything (then transformers 5 goes
     against config.json and takes the head, older ones and vLLM do not).
     """
 
-    def __init__(self, spec: DecoderSpec, tensors: Tensors, find: Callable[[str], Found | None]) -> None:
+    def __init__(
+        self, spec: DecoderSpec, tensors: Tensors, find: Callable[[str], Found | None], *, whole: bool = True
+    ) -> None:
         self.spec, self.files = spec, tensors.files
         self._load = tensors.load
         self._places: dict[str, dict[int | None, _Place]] = {}
@@ -64,9 +67,10 @@ class Weights:
                 unknown.append(name)
             else:
                 self._place(name, shape, found)
-        missing = [name for name in spec.tensors if not self._is_whole(name)]
+        missing = [name for name in spec.tensors if whole and not self._is_whole(name)]
         if missing or unknown:
-            raise ModelError("the checkpoint does not fit its config.json: " + _listed(missing, unknown))
+            what = "the checkpoint does not fit its config.json: " if whole else ""
+            raise ModelError(what + _listed(missing, unknown))
 
     def _is_known(self, part: str, expert: int | None) -> bool:
         return part in self.spec.tensors and (expert is None or expert < self.spec.tensors[part][0])
@@ -98,6 +102,15 @@ class Weights:
             return self._take(canonical, places[None])
         return torch.stack([self._take(canonical, places[expert]) for expert in range(len(places))])
 
+    def holds(self, canonical: str) -> bool:
+        """Whether there is anything of a tensor."""
+        return canonical in self._places
+
+    def pieces(self, canonical: str) -> Iterator[tuple[int | None, Tensor]]:
+        """Yield what there is of one tensor, which may be nothing: each expert's by its number, or all under None."""
+        for expert, place in self._places.get(canonical, {}).items():
+            yield expert, self._take(canonical, place)
+
     def _take(self, canonical: str, place: "_Place") -> Tensor:
         layer = canonical.split(".")[1]
         heads = self.spec.layers[int(layer)].attention.key_heads if layer.isdecimal() else 1
@@ -108,7 +121,8 @@ class Weights:
         """Whether a tied model's file holds a head that is not its embedding, and so is not used."""
         if self._spare_head is None:
             return False
-        return not torch.equal(self._load(self._spare_head), self.load("embed.weight"))
+        embedding = Weights.load(self, "embed.weight")  # the file's own, whatever is merged into it
+        return not torch.equal(self._load(self._spare_head), embedding)
 
 
 @dataclass(frozen=True, slots=True)
