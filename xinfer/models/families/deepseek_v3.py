@@ -12,10 +12,18 @@ from xinfer.models.names import Names, Stored
 from xinfer.models.rope import mscale
 from xinfer.models.spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec
 
+_DEFAULTS = {
+    "max_position_embeddings": 4096,
+    "q_lora_rank": 1536,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+}
+
 
 def spec(config: Config) -> DecoderSpec:
     """Describe a deepseek_v3; the layers that guess further tokens are not used."""
-    config = {"max_position_embeddings": 4096, **config}
+    config = {**_DEFAULTS, **config}
     shared, size = integer(config, "n_shared_experts", 1, least=0), integer(config, "moe_intermediate_size")
     router = experts(
         config,

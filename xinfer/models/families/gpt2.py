@@ -20,7 +20,7 @@ _SAME = {
 
 def spec(config: Config) -> DecoderSpec:
     """Describe a gpt2; its config has words of its own."""
-    config = {"tie_word_embeddings": True, **renamed(config)}
+    config = {"tie_word_embeddings": True, "max_position_embeddings": 1024, **renamed(config)}
     for name, usual in (("scale_attn_by_inverse_layer_idx", False), ("add_cross_attention", False)):
         refuse(config, name, usual)
     hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
@@ -30,7 +30,7 @@ def spec(config: Config) -> DecoderSpec:
     mlp = MlpSpec(size, bias=True, activation=activation(config, "activation_function", "gelu_new"), gated=False)
     norm = layer_norm(config, "layer_norm_epsilon")
     layers = [LayerSpec(attention, mlp, norm, norm)] * num_layers(config)
-    return decoder(config, layers, norm, learned_positions=integer(config, "max_position_embeddings", 1024))
+    return decoder(config, layers, norm, learned_positions=integer(config, "max_position_embeddings"))
 
 
 def renamed(config: Config) -> dict[str, Any]:
