@@ -1,5 +1,7 @@
 """What families make of config.json beside the logits that come of it."""
 
+import re
+
 import pytest
 from transformers import AutoConfig
 
@@ -29,3 +31,57 @@ def test_what_a_config_leaves_out_is_what_the_reference_has_it_to_be(family):
         bare["num_experts_per_tok"] = 3  # has no default
     whole = AutoConfig.for_model(**bare).to_dict()
     assert FAMILIES[family].spec(bare) == FAMILIES[family].spec(whole)
+
+
+# What each family's flags must be, or go together with, to be understood: a change of its usual shape, and the error.
+REFUSED = {
+    "gemma-activations": ("gemma", {"hidden_activation": "relu"}, "hidden_activation='relu' is not supported"),
+    "gemma-both-ways": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    "gemma2-both-ways": ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    "falcon-alibi": ("falcon", {"alibi": True}, "alibi=True is not supported"),
+    "falcon-second-norm": (
+        "falcon",
+        {"num_ln_in_parallel_attn": 2},
+        "num_ln_in_parallel_attn=2 with parallel_attn=True",
+    ),
+    "falcon-serial-groups": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "parallel_attn": False},
+        "parallel_attn=False and new_decoder_architecture=True",
+    ),
+    "falcon-heads": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3}, "no multiple of num_kv_heads=3"),
+    "gptj-odd": ("gptj", {"rotary_dim": 7}, "rotary_dim=7, but an even number of at most 12"),
+    "gptj-wide": ("gptj", {"rotary_dim": 14}, "rotary_dim=14, but an even number of at most 12"),
+    "starcoder2-gate": ("starcoder2", {"mlp_type": "gated"}, "mlp_type='gated' is not supported"),
+    "smollm3-list": ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must have 1"),
+    "smollm3-window": (
+        "smollm3",
+        {"layer_types": ["sliding_attention"] * 4, "sliding_window": 9},
+        "layer_types names sliding_attention, but use_sliding_window is false",
+    ),
+    "deepseek_v2-sum": ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob=True is not supported"),
+    "deepseek_v2-method": ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not supported"),
+    "deepseek_v2-groups": ("deepseek_v2", {"n_group": 3}, "in 2 of 3 groups"),
+    "qwen2_moe-layers": ("qwen2_moe", {"mlp_only_layers": "all"}, "mlp_only_layers='all', but a list"),
+    "granite-factor": ("granite", {"logits_scaling": 0}, "logits_scaling=0, but a positive number is expected"),
+}
+
+
+@pytest.mark.parametrize(("family", "change", "error"), REFUSED.values(), ids=REFUSED)
+def test_a_flag_that_is_not_understood_is_named(family, change, error):
+    usual = shape(family, SHAPES[family][0])
+    FAMILIES[family].spec(usual)
+    with pytest.raises(ModelError, match=re.escape(error)):
+        FAMILIES[family].spec(usual | change)
+
+
+@pytest.mark.parametrize("given", ["gelu", "gelu_pytorch_tanh"])
+def test_the_first_gemmas_gelu_is_the_approximation(given):
+    spec = FAMILIES["gemma"].spec(shape("gemma", "usual") | {"hidden_act": given})
+    assert spec.layers[0].mlp.activation == "gelu_tanh"
+
+
+def test_a_kind_of_rope_may_be_said_in_both_words():
+    rope = {"type": "mrope", "rope_type": "default", "mrope_section": [2, 2, 2]}
+    spec = FAMILIES["qwen2_vl"].spec(shape("qwen2", "usual") | {"rope_scaling": rope})
+    assert spec.layers[0].attention.rope.kind == "default"

@@ -12,18 +12,22 @@ import torch
 from torch import Tensor
 
 
-def write_reference(folder: Path, config: dict[str, Any], seed: int, max_shard_size: str = "5GB") -> Any:
+def write_reference(
+    folder: Path, config: dict[str, Any], seed: int, max_shard_size: str = "5GB", auto: str = "AutoModelForCausalLM"
+) -> Any:
     """Write a model with random weights as the reference stores it, and return the reference's own model of it.
 
-    config.json holds `config` as it was given. Weights are large enough that errors show; factors of norms are not one.
+    config.json holds `config` as it was given; `auto` names the class that makes models of its kind. Weights are large
+    enough that errors show; factors of norms are not one.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
+    from transformers import AutoConfig
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
     said = json.dumps(config, indent=2)
     (folder / "config.json").write_text(said, "utf-8")
-    make: Any = AutoModelForCausalLM.from_config
+    make: Any = getattr(transformers, auto).from_config
     model = make(AutoConfig.from_pretrained(folder), dtype=torch.float32, attn_implementation="eager").eval()
     randomize(model, seed)
     model.save_pretrained(folder, max_shard_size=max_shard_size)

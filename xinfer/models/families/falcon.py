@@ -7,7 +7,7 @@ from xinfer.models.families import Config
 from xinfer.models.families._fields import activation, flag, integer, refuse
 from xinfer.models.families._parts import decoder, layer_norm, num_layers
 from xinfer.models.families._rope import rope
-from xinfer.models.names import Names, Stored
+from xinfer.models.names import Names, Stored, Target
 from xinfer.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
 
@@ -44,7 +44,7 @@ def _second_norm(config: Config, grouped: bool) -> tuple[bool, bool]:
     return norms == 2 or not parallel, parallel
 
 
-LAYER = {
+LAYER: dict[str, Target] = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "mlp_norm",
     "ln_attn": "attn_norm",
