@@ -1,12 +1,17 @@
 """What families make of config.json beside the logits that come of it."""
 
+import json
 import re
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from xinfer.errors import ModelError
 from xinfer.models.families import xinfer_model_families
+from xinfer.models.model import Model
+from xinfer.testing.reference import write_reference
 from xinfer.testing.shapes import SHAPES, shape
 
 FAMILIES = {family.name: family for family in xinfer_model_families()}
@@ -18,6 +23,11 @@ SIZES = {
     "num_attention_heads": 32,
 }
 GPT2_SIZES = {"vocab_size": 160, "n_embd": 2048, "n_layer": 8, "n_head": 32}
+NEEDED = {  # what has no default, or none that is supported
+    "deepseek_v2": {"num_experts_per_tok": 3},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3},
+    "granitemoehybrid": {"layer_types": ["attention"] * 8, "num_local_experts": 0},
+}
 
 
 def sizes(family):
@@ -26,9 +36,7 @@ def sizes(family):
 
 @pytest.mark.parametrize("family", SHAPES)
 def test_what_a_config_leaves_out_is_what_the_reference_has_it_to_be(family):
-    bare = sizes(family)
-    if family == "deepseek_v2":
-        bare["num_experts_per_tok"] = 3  # has no default
+    bare = sizes(family) | NEEDED.get(family, {})
     whole = AutoConfig.for_model(**bare).to_dict()
     assert FAMILIES[family].spec(bare) == FAMILIES[family].spec(whole)
 
@@ -63,6 +71,19 @@ REFUSED = {
     "deepseek_v2-method": ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not supported"),
     "deepseek_v2-groups": ("deepseek_v2", {"n_group": 3}, "in 2 of 3 groups"),
     "qwen2_moe-layers": ("qwen2_moe", {"mlp_only_layers": "all"}, "mlp_only_layers='all', but a list"),
+    "granitemoehybrid-recurrent": (
+        "granitemoehybrid",
+        {"layer_types": ["attention", "mamba", "attention"]},
+        "recurrent",
+    ),
+    "granitemoehybrid-experts": ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts=4 is not supported"),
+    "exaone4-pattern": ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern='LLLG', but a whole"),
+    "glm4_moe_lite-types": (
+        "glm4_moe_lite",
+        {"mlp_layer_types": ["dense"]},
+        "mlp_layer_types must name dense or sparse",
+    ),
+    "gpt_bigcode-cross": ("gpt_bigcode", {"add_cross_attention": True}, "add_cross_attention=True is not supported"),
     "granite-factor": ("granite", {"logits_scaling": 0}, "logits_scaling=0, but a positive number is expected"),
 }
 
@@ -85,3 +106,17 @@ def test_a_kind_of_rope_may_be_said_in_both_words():
     rope = {"type": "mrope", "rope_type": "default", "mrope_section": [2, 2, 2]}
     spec = FAMILIES["qwen2_vl"].spec(shape("qwen2", "usual") | {"rope_scaling": rope})
     assert spec.layers[0].attention.rope.kind == "default"
+
+
+def test_layers_that_guess_further_tokens_are_not_read(tmp_path):
+    config = shape("deepseek_v3", "usual") | {"num_nextn_predict_layers": 1}
+    folder = tmp_path / "model"
+    write_reference(folder, config, seed=1)
+    tensors = load_file(folder / "model.safetensors")
+    behind = {name.replace("layers.2.", "layers.3."): x for name, x in tensors.items() if "layers.2." in name}
+    extra = {f"model.layers.3.{name}.weight": torch.zeros(48) for name in ("enorm", "hnorm", "shared_head.norm")}
+    save_file(tensors | {name: x.clone() for name, x in behind.items()} | extra, folder / "model.safetensors")
+    _ = Model("m", lambda: folder, FAMILIES.values()).weights
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(ModelError, match="has unknown"):
+        _ = Model("m", lambda: folder, FAMILIES.values()).weights

@@ -38,19 +38,15 @@ def write_reference(
 def randomize(model: Any, seed: int) -> None:
     """Give all weights random values, and what routers add to scores."""
     generator = torch.Generator().manual_seed(seed)
-    offset = "gemma" in model.config.model_type
+    offset = any(family in model.config.model_type for family in ("gemma", "nemotron"))
     learned = [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if "correction" in n)]
     for name, tensor in learned:
         mean, scale = 0.0, 0.3
         if ("norm" in name and name.endswith("weight")) or name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")):
             mean, scale = 0.0 if offset else 1.0, 0.2
         elif tensor.ndim > 1:
-            backwards = (
-                "c_attn" in name
-                or "c_proj" in name
-                or "c_fc" in name
-                or (tensor.ndim == 3 and "oss" in model.config.model_type)
-            )
+            kind = model.config.model_type
+            backwards = (kind == "gpt2" and ".c_" in name) or (kind == "gpt_oss" and tensor.ndim == 3)
             wide = any(
                 part in name for part in ("q_proj", "k_proj", "qkv", "c_attn", "embed", "wte", "lm_head", "gate.weight")
             )

@@ -2,6 +2,8 @@
 
 __all__ = ["NAMES", "scaled", "spec"]
 
+from typing import Any
+
 from xinfer.models.families import Config
 from xinfer.models.families._fields import number
 from xinfer.models.families._parts import attention, decoder, mlp, num_layers, rms_norm
@@ -14,10 +16,10 @@ def spec(config: Config) -> DecoderSpec:
     return scaled(config, mlp(config))
 
 
-def scaled(config: Config, feed_forward: MlpSpec) -> DecoderSpec:
-    """Return a decoder with the family's factors."""
+def scaled(config: Config, feed_forward: MlpSpec, **changes: Any) -> DecoderSpec:
+    """Return a decoder with the family's factors; `changes` are those to its attention."""
     norm = rms_norm(config)
-    attended = attention(config, scaling=number(config, "attention_multiplier", 1.0))
+    attended = attention(config, scaling=number(config, "attention_multiplier", 1.0), **changes)
     residual_scale = number(config, "residual_multiplier", 1.0)
     layer = LayerSpec(attended, feed_forward, norm, norm, residual_scale=residual_scale)
     return decoder(

@@ -1,6 +1,6 @@
 """OLMo 2: llama with norms behind each part instead of before it, and over all queries and keys."""
 
-__all__ = ["LAYER", "NAMES", "spec"]
+__all__ = ["NAMES", "spec"]
 
 from xinfer.models.families import Config, llama, qwen3
 from xinfer.models.families._parts import attention, decoder, mlp, num_layers, rms_norm

@@ -12,5 +12,5 @@ SHAPES: dict[str, tuple[str, ...]] = {family: tuple(own) for family, own in _OWN
 
 def shape(family: str, name: str) -> Config:
     """Return a config.json's content, of one of the `SHAPES` of a family."""
-    common = GPT2 if family in ("gpt2", "gptj") else COMMON
+    common = GPT2 if family in ("gpt2", "gpt_bigcode", "gptj") else COMMON
     return {"model_type": family, **common, **_OWN[family][name]}

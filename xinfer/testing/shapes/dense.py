@@ -91,4 +91,71 @@ SHAPES: Shapes = {
         "usual": {"head_dim": 16, "attention_bias": True, "rope_theta": 500.0},
         "plain": {"head_dim": 16, "attention_bias": False, "rope_parameters": {"partial_rotary_factor": 0.25}},
     },
+    "granitemoehybrid": {
+        "usual": {
+            "layer_types": ["attention"] * 3,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 60,
+            "position_embedding_type": "rope",
+            "attention_multiplier": 0.4,
+            "embedding_multiplier": 3.0,
+            "mamba_n_heads": 4,
+        },
+        "unturned": {
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 70,
+            "position_embedding_type": "nope",
+            "attention_multiplier": 0.2,
+            "mamba_n_heads": 4,
+        },
+    },
+    "ministral": {
+        "usual": {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", *["sliding_attention"] * 2],
+            "rope_theta": 500.0,
+        },
+        "everywhere": {"head_dim": 12, "sliding_window": 20, "tie_word_embeddings": True},
+    },
+    "olmo3": {
+        "usual": {
+            "num_hidden_layers": 4,
+            "sliding_window": 9,
+            "rope_theta": 5e5,
+            "rope_scaling": {**YARN, "attention_factor": 1.2},
+        },
+        "parameters": {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 12,
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 700.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    },
+    "exaone4": {
+        "usual": {"num_hidden_layers": 4, "sliding_window": 9, "sliding_window_pattern": 4, "rope_theta": 500.0},
+        "whole": {
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 3,
+            "head_dim": 20,
+            "tie_word_embeddings": True,
+        },
+        "types": {"sliding_window": 12, "layer_types": ["sliding_attention", *["full_attention"] * 2]},
+    },
+    "ernie4_5": {
+        "usual": {"head_dim": 16, "rope_theta": 500.0, "tie_word_embeddings": True},
+        "bias": {"head_dim": 12, "use_bias": True, "rope_theta": 5e5},
+    },
+    "arcee": {
+        "usual": {"rope_scaling": {**YARN, "beta_fast": 16}},
+        "bias": {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu", "tie_word_embeddings": True},
+    },
+    "seed_oss": {
+        "usual": {"head_dim": 20, "attention_bias": True},
+        "bias": {"head_dim": 16, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    },
 }

@@ -2,7 +2,7 @@
 
 __all__ = ["SHAPES"]
 
-from xinfer.testing.shapes.common import EXPERTS, LATENT, YARN, Shapes
+from xinfer.testing.shapes.common import EXPERTS, LATENT, ROUTED, YARN, Shapes
 
 SHAPES: Shapes = {
     "mixtral": {
@@ -92,5 +92,41 @@ SHAPES: Shapes = {
             "rope_scaling": {**YARN, "type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.7},
         },
         "plain": {**LATENT, "q_lora_rank": None, "attention_bias": True, "n_shared_experts": 2},
+    },
+    "glm4_moe": {
+        "usual": {
+            **ROUTED,
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.5,
+        },
+        "groups": {**ROUTED, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "partial_rotary_factor": 1.0},
+    },
+    "glm4_moe_lite": {
+        "usual": {**LATENT, "q_lora_rank": 20, "rope_theta": 1e6},
+        "types": {
+            **LATENT,
+            "q_lora_rank": None,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_interleave": False,
+        },
+    },
+    "dots1": {
+        "usual": {**ROUTED, "head_dim": 16, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+        "window": {
+            **ROUTED,
+            "head_dim": 12,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "attention_bias": True,
+            "first_k_dense_replace": 0,
+        },
     },
 }

@@ -54,4 +54,12 @@ SHAPES: Shapes = {
         "usual": {"logit_scale": 0.8, "tie_word_embeddings": True, "rope_theta": 500.0},
         "normed": {"use_qk_norm": True, "attention_bias": True, "logit_scale": 2.0},
     },
+    "gpt_bigcode": {
+        "usual": {"multi_query": True},
+        "heads": {"multi_query": False, "n_inner": 60, "scale_attn_weights": False, "activation_function": "relu"},
+    },
+    "nemotron": {
+        "usual": {"partial_rotary_factor": 0.5, "rope_theta": 500.0},
+        "bias": {"partial_rotary_factor": 1.0, "head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    },
 }
