@@ -19,6 +19,7 @@ _PARTS = {
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_vl": "qwen2_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
     "smolvlm": "llama",
     "vipllava": "llama",
 }
