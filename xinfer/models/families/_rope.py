@@ -48,7 +48,8 @@ def _check(spec: RopeSpec) -> None:
     """Refuse numbers that no frequencies come from, however they were combined."""
     try:
         longest = 2 * spec.original_max_len
-        sound = all(np.isfinite(spec.inverse_frequencies(length)).all() for length in (1, longest))
+        with np.errstate(all="ignore"):
+            sound = all(np.isfinite(spec.inverse_frequencies(length)).all() for length in (1, longest))
     except (ArithmeticError, ValueError):
         sound = False
     if not sound or not math.isfinite(spec.amplitude):

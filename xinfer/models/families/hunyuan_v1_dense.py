@@ -2,8 +2,9 @@
 
 __all__ = ["LAYER", "NAMES", "described", "spec"]
 
+from xinfer.errors import ModelError
 from xinfer.models.families import Config, llama
-from xinfer.models.families._fields import integer, number, optional
+from xinfer.models.families._fields import integer, number
 from xinfer.models.families._parts import attention, decoder, mlp, num_layers, rms_norm
 from xinfer.models.families._rope import rope
 from xinfer.models.names import Names
@@ -28,8 +29,12 @@ def _rope(config: Config) -> RopeSpec:
     said = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(said, dict) or not said.get("alpha") or said.get("rope_type", said.get("type")) != "dynamic":
         return rope(config, head_dim)
-    theta = optional(said, "rope_theta") or number(config, "rope_theta", 10_000.0)
-    return RopeSpec(head_dim, theta * number(said, "alpha") ** (head_dim / (head_dim - 2)))
+    theta, alpha = number({**config, **said}, "rope_theta", 10_000.0), number(said, "alpha")
+    try:
+        theta *= alpha ** (head_dim / (head_dim - 2))
+    except ArithmeticError as error:
+        raise ModelError(f"config.json: alpha={alpha} makes no frequencies of {head_dim} dimensions") from error
+    return rope({"rope_theta": theta}, head_dim)
 
 
 LAYER = {**llama.LAYER, "self_attn.query_layernorm": "attn.q_norm", "self_attn.key_layernorm": "attn.k_norm"}

@@ -34,8 +34,9 @@ def spec(config: Config) -> DecoderSpec:
     """Describe a mistral4; its `partial_rotary_factor` says again what the parts of a head say."""
     config = {**_DEFAULTS, **config}
     own = {"rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192}
-    said: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {**ROPE, **own}
-    config |= {"rope_scaling": None, "rope_parameters": {**said, "partial_rotary_factor": 1.0}}
+    said: Any = config.get("rope_scaling") or config.get("rope_parameters") or {**ROPE, **own}
+    if isinstance(said, dict):
+        config |= {"rope_scaling": None, "rope_parameters": {**said, "partial_rotary_factor": 1.0}}
     norm = rms_norm(config)
     attention = latent_attention(config, interleaved=flag(config, "rope_interleave", default=True))
     parts = feed_forwards(config, first_layers(config), score="softmax", correction=False)
