@@ -25,7 +25,7 @@ from xinfer.backends import BackendContext
 from xinfer.models.model import Model
 from xinfer.plugins import Plugins, load_plugins
 from xinfer.testing.reference import Parity, parity, write_reference
-from xinfer.testing.shapes import LONG, SHAPES, shape
+from xinfer.testing.shapes import SHAPES, shape
 from xinfer.testing.stepper import Stepper, cut
 
 PROMPT, STEPS, TOLERANCE = 48, 32, 1e-4
@@ -50,8 +50,7 @@ def compare(plugins: Plugins, family: str, name: str, backends: list[str]) -> It
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         reference = write_reference(path, shape(family, name), seed=1)
-        length = PROMPT + STEPS if (family, name) in LONG else None
-        limits = Limits(max_model_len=length, max_num_seqs=2, max_num_batched_tokens=256, kv_memory=64e6)
+        limits = Limits(max_model_len=PROMPT + STEPS, max_num_seqs=2, max_num_batched_tokens=256, kv_memory=64e6)
         prompt = np.random.default_rng(0).integers(0, reference.config.vocab_size, PROMPT).tolist()
         for backend in map(plugins.backend, backends):
             model = Model(str(path), lambda: path, plugins.families.values(), dtype="float32")

@@ -57,14 +57,15 @@ class AttentionSpec:
         heads, kv_heads, head_dim: query heads, key/value heads, width of a query and of a key.
         rope: its rotary embedding, or None where positions are not turned.
         qkv_bias, output_bias: whether the projections have biases.
-        qk_norm: normalization of queries and of keys before turning.
+        qk_norm: normalization of queries and of keys.
+        qk_norm_turned: whether it comes after turning, not before.
         qk_norm_over: what it normalizes: `head` (each head, all with the same factors), `heads` (each, with factors of
             its own), `all` (all heads as one vector).
         window: keys that a query sees, itself included; None for all before it.
         scaling: factor on queries times keys; None for 1 / sqrt(head_dim).
         softcap: c in c * tanh(score / c).
         sinks: whether each head has a score more, of a key without a value.
-        clip: largest absolute value of queries, keys and values.
+        clip: largest absolute value of values, and of queries and keys once normalized.
         latent: how keys and values come from one vector; then kv_heads is 1 and head_dim its width with positions.
     """
 
@@ -76,6 +77,7 @@ class AttentionSpec:
     output_bias: bool = False
     qk_norm: NormSpec | None = None
     qk_norm_over: str = "head"
+    qk_norm_turned: bool = False
     window: int | None = None
     scaling: float | None = None
     softcap: float | None = None

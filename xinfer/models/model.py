@@ -3,6 +3,7 @@
 __all__ = ["Model"]
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +16,12 @@ from xinfer.models.folder import ModelFolder
 from xinfer.models.gguf import GgufFile
 from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
 from xinfer.models.lora import Adapted, Adapter
+from xinfer.models.multimodal import text_part
 from xinfer.models.names import CANONICAL
 from xinfer.models.quantized import dequantized, describe, without_unused_biases
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.tokenizer import Tokenizer
-from xinfer.models.weights import Weights, safetensors_files
+from xinfer.models.weights import Tensors, Weights, safetensors_files
 
 
 class Model:
@@ -60,10 +62,10 @@ class Model:
     def _source(self) -> GgufFile | ModelFolder:
         return GgufFile(self.path) if self.path.is_file() else ModelFolder(self.path)
 
-    @property
+    @cached_property
     def config(self) -> dict[str, Any]:
-        """config.json, or a GGUF file's metadata in its words."""
-        return self._source.config
+        """config.json, of a model that reads images too its text part; or a GGUF file's metadata in its words."""
+        return text_part(self._source.config)
 
     @cached_property
     def family(self) -> Family:
@@ -92,14 +94,18 @@ class Model:
         if self.load_format == "dummy":
             tensors, find = dummy_weights(self.spec, self.dummy_seed), CANONICAL.find
         elif isinstance(self._source, GgufFile):
-            tensors, find = self._source.tensors(), self._source.names.find
+            tensors, find = self._tensors, self._source.names.find
         else:
-            tensors, find = self._source.tensors(), self.family.names.find
+            tensors, find = self._tensors, self.family.names.find
             if (quantization := self._source.quantization_config) is not None:
                 tensors = without_unused_biases(dequantized(tensors, quantization), self._needs)
         if self.adapter is None:
             return Weights(self.spec, tensors, find)
         return Adapted(self.spec, tensors, find, self.adapter, self.family.names.find)
+
+    @cached_property
+    def _tensors(self) -> Tensors:
+        return self._source.tensors()
 
     def _needs(self, name: str) -> bool:
         found = self.family.names.find(name)
@@ -147,6 +153,10 @@ class Model:
             if (quantization := self._source.quantization_config) is not None:
                 precision = "the device's precision" if self.dtype == "auto" else self.dtype
                 notes.append(f"{describe(quantization)}, computed in {precision} after dequantizing")
+            others = Counter(filter(None, map(self.family.names.other_part, self._tensors.shapes)))
+            if others:
+                names = ", ".join(sorted(others))
+                notes.append(f"only its text part is read, not {names} ({others.total()} tensors)")
             if self.weights.head_differs():
                 notes.append("the model is tied, so its embedding is the head; the file's other head is ignored")
         if self.adapter is not None:

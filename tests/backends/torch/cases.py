@@ -77,10 +77,14 @@ def stepper(folder: Path, dtype: str, determinism: str, max_len: int | None = No
 
 
 @torch.inference_mode()
-def expected(model: Any, token_ids: list[int]) -> Tensor:
-    """Return the reference's logits at every position, computed all at once and without any cache."""
-    logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
-    return logits.float()
+def expected(model: Any, token_ids: list[int], length: int = 0) -> Tensor:
+    """Return the reference's logits at every position, computed all at once and without any cache.
+
+    They are computed within a text of at least `length`, by which some models turn positions.
+    """
+    longer = token_ids + [0] * (length - len(token_ids))
+    logits: Tensor = model(torch.tensor([longer]), use_cache=False).logits[0]
+    return logits[: len(token_ids)].float()
 
 
 def generated(model: Any, prompt: list[int], steps: int) -> list[int]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xinfer.backends.torch.invariant import Padding, Part
@@ -91,6 +90,7 @@ class Experts(nn.Module):
 
     def __init__(self, spec: MlpSpec, experts: ExpertsSpec, elementwise: Elementwise, load: Load) -> None:
         super().__init__()
+        self.elementwise = elementwise
         self.router = Router(experts, load)
         stacks = {name: load(f"experts.{name}") for name in _names(spec)}
         one = replace(spec, experts=None)
@@ -114,7 +114,7 @@ class Experts(nn.Module):
         if self.shared is None:
             return out
         shared: Tensor = self.shared(x)
-        return out + (shared if self.gate is None else F.sigmoid(self.gate(x)) * shared)
+        return out + (shared if self.gate is None else self.elementwise(torch.sigmoid, self.gate(x)) * shared)
 
     def _compute(self, expert: int, x: Tensor, rows: Tensor) -> Tensor:
         missing = self.padding.rows(len(rows)) - len(rows)

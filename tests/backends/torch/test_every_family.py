@@ -18,16 +18,14 @@ from hypothesis import strategies as st
 from xinfer.engine.runner import LEVELS
 from xinfer.models.families import xinfer_model_families
 from xinfer.testing.reference import parity, write_reference
-from xinfer.testing.shapes import LONG, SHAPES, shape
+from xinfer.testing.shapes import SHAPES, shape
 from xinfer.testing.stepper import cut
 
+PARTS_OF_LARGER_ONES = ("mistral4", "qwen2_vl", "qwen3_vl_text")  # compared in tests/models/test_multimodal.py
+LONGEST = PROMPT + STEPS
 ALL = [(family, name) for family, names in SHAPES.items() for name in names]
 FIRST = [(family, names[0]) for family, names in SHAPES.items()]
-SLICE = [
-    pytest.param(*each, marks=() if each in FIRST else pytest.mark.slow, id="-".join(each))
-    for each in ALL
-    if each not in LONG
-]
+SLICE = [pytest.param(*each, marks=() if each in FIRST else pytest.mark.slow, id="-".join(each)) for each in ALL]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,13 +38,13 @@ def one_thread() -> Iterator[None]:
 
 
 def case_of(family: str, name: str, root: Path) -> Case:
-    return Case(root, shape(family, name), SEED, write_reference, PROMPT + STEPS if (family, name) in LONG else None)
+    return Case(root, shape(family, name), SEED, write_reference, LONGEST)
 
 
 def test_every_family_has_a_shape() -> None:
     specs = {family.spec for family in xinfer_model_families()}
-    covered = {family.spec for family in xinfer_model_families() if family.name in SHAPES}
-    assert specs == covered
+    compared = {family.spec for family in xinfer_model_families() if family.name in {*SHAPES, *PARTS_OF_LARGER_ONES}}
+    assert specs == compared
 
 
 @pytest.mark.parametrize(("family", "name"), ALL, ids=["-".join(each) for each in ALL])
@@ -64,7 +62,7 @@ def test_it_does_not_matter_who_shares_the_step(family: str, name: str, tmp_path
     case = case_of(family, name, tmp_path)
     reference = case.reference()
     for sequence, logits in in_company(case.ours(), case):
-        theirs = expected(reference, sequence.token_ids[: sequence.num_computed])
+        theirs = expected(reference, sequence.token_ids[: sequence.num_computed], LONGEST)
         assert difference(logits, theirs) <= TOLERANCE
 
 
@@ -81,7 +79,7 @@ def test_an_invariant_row_is_the_same_bit_for_bit_however_it_is_computed(
         whole = runner.step([runner.start(tokens)], [len(tokens)])[0]
         assert torch.equal(logits, whole)
         if dtype == "float32":
-            assert difference(whole, expected(case.reference(), tokens)) <= TOLERANCE
+            assert difference(whole, expected(case.reference(), tokens, LONGEST)) <= TOLERANCE
 
 
 @pytest.mark.parametrize(("family", "name"), SLICE)
@@ -90,8 +88,8 @@ def test_bfloat16_strays_from_float32_no_further_than_transformers_does(family: 
     case = case_of(family, name, tmp_path)
     prompt = case.prompt()
     tokens, logits = case.ours("bfloat16").greedy(prompt, [20, PROMPT - 20], 16)
-    exact = expected(case.reference(), prompt + tokens)
-    theirs = expected(case.reference(torch.bfloat16), prompt + tokens)
+    exact = expected(case.reference(), prompt + tokens, LONGEST)
+    theirs = expected(case.reference(torch.bfloat16), prompt + tokens, LONGEST)
     assert (logits - exact).square().mean().sqrt() <= 1.5 * (theirs - exact).square().mean().sqrt()
 
 
@@ -127,7 +125,7 @@ def test_a_planted_error_exceeds_the_tolerance(name: str, tmp_path: Path) -> Non
     family, base, changes = PLANTED[name]
     case = case_of(family, base, tmp_path)
     _, logits = case.ours(**changes).greedy(case.prompt(), [PROMPT], 0)
-    assert difference(logits, expected(case.reference(), case.prompt())) > 3 * TOLERANCE
+    assert difference(logits, expected(case.reference(), case.prompt(), LONGEST)) > 3 * TOLERANCE
 
 
 def any_small_model_agrees(config: dict[str, Any], length: int, seed: int, root: Path) -> None:
