@@ -10,8 +10,9 @@ from typing import Any
 import tokenizers
 
 from xinfer.errors import ModelError
+from xinfer.models.safetensors_reader import read_safetensors, safetensors_files
 from xinfer.models.tokenizer import ChatTemplate, Tokenizer
-from xinfer.models.weights import Tensors, read_safetensors, safetensors_files
+from xinfer.models.weights import Tensors
 
 
 class ModelFolder:

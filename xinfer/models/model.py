@@ -13,9 +13,10 @@ from xinfer.models.families import Family
 from xinfer.models.folder import ModelFolder
 from xinfer.models.gguf import GgufFile
 from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
+from xinfer.models.safetensors_reader import safetensors_files
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.tokenizer import Tokenizer
-from xinfer.models.weights import Weights, dummy_weights, safetensors_files
+from xinfer.models.weights import Weights, dummy_weights
 
 
 class Model:
