@@ -1,4 +1,4 @@
-"""How much memory does loading take? `python experiments/loading_memory.py [--runs 3]`
+"""How much memory does loading take, and how long? `python experiments/loading_memory.py [--runs 3]`
 
 Loads synthetic checkpoints of about 1 GB, each in a process of its own, and compares the most that was resident while
 it loaded, less what was before, with the parameters that stay. `+ layer` allows for one layer on top, which the bound

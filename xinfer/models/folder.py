@@ -2,7 +2,6 @@
 
 __all__ = ["ModelFolder"]
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import tokenizers
 
 from xinfer.errors import ModelError
+from xinfer.models.json_file import read_object
 from xinfer.models.safetensors_reader import read_safetensors, safetensors_files
 from xinfer.models.tokenizer import ChatTemplate, Tokenizer
 from xinfer.models.weights import Tensors
@@ -72,10 +72,4 @@ class ModelFolder:
         file = self.path / name
         if optional and not file.is_file():
             return {}
-        try:
-            content = json.loads(file.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(f"{file}: not valid JSON ({error}): download it again") from error
-        if not isinstance(content, dict):
-            raise ModelError(f"{file}: a JSON object is expected, not {type(content).__name__}")
-        return content
+        return read_object(file)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xinfer.errors import ModelError
+from xinfer.models.mapped_file import MappedFile
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -43,12 +44,8 @@ class GgufReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            data = np.memmap(path, np.uint8, "c")  # a private mapping: torch asks for memory it might write
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: can't be read as a GGUF file ({error})") from error
-        self._data = data
-        cursor = _Cursor(path, data.data)
+        self._file = MappedFile(path)
+        cursor = _Cursor(path, self._file.data)
         magic, version = bytes(cursor.take(4)), cursor.number("I")
         if magic != b"GGUF":
             raise ModelError(f"{path}: not a GGUF file (it begins with {magic!r})")
@@ -80,9 +77,9 @@ class GgufReader:
             if start + entry.offset < end:
                 raise ModelError(f"{self.path}: tensor {name!r} overlaps the one before it")
             end = start + entry.offset + entry.size
-            if end > len(self._data):
+            if end > len(self._file):
                 raise ModelError(
-                    f"{self.path}: tensor {name!r} ends at byte {end}, but the file has {len(self._data)}: it is "
+                    f"{self.path}: tensor {name!r} ends at byte {end}, but the file has {len(self._file)}: it is "
                     "truncated, download it again"
                 )
         return {n: _Entry(e.shape, e.kind, start + e.offset, e.size) for n, e in found.items()}
@@ -117,10 +114,12 @@ class GgufReader:
     def load(self, name: str) -> Tensor:
         """Return a tensor, float32 where it was quantized."""
         entry = self._readable(name)
-        raw = self._data[entry.offset : entry.offset + entry.size]
         if entry.kind.name in _PLAIN:
-            return torch.frombuffer(raw.data, dtype=_PLAIN[entry.kind.name]).view(entry.shape)
-        return torch.from_numpy(_dequantized(raw, entry.kind)).view(entry.shape)
+            return self._file.tensor(entry.offset, _PLAIN[entry.kind.name], entry.shape)
+        raw = np.frombuffer(self._file.data, np.uint8, entry.size, entry.offset)
+        values = torch.from_numpy(_dequantized(raw, entry.kind)).view(entry.shape)
+        self._file.give_back(entry.offset, entry.size)
+        return values
 
     def _readable(self, name: str) -> _Entry:
         entry = self._tensors[name]

@@ -3,16 +3,43 @@
 __all__ = ["read_safetensors", "safetensors_files"]
 
 import json
-import struct
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from xinfer.errors import ModelError
+from xinfer.models.json_file import read_object
+from xinfer.models.mapped_file import MappedFile
 from xinfer.models.weights import Tensors
 
-_MAX_HEADER = 100_000_000  # bytes; the format's own limit
+# Parsed within a second. The format allows 100 MB; what is out there has one, for some thousand tensors in a file.
+_MAX_HEADER = 8 << 20  # bytes
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
 
 
 def safetensors_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -20,14 +47,14 @@ def safetensors_files(folder: Path) -> tuple[list[Path], list[Path]]:
     present = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        named = sorted(set(_weight_map(index)))
-        absent = [name for name in named if not (folder / name).is_file()]
-        if absent:
-            raise ModelError(f"{folder}: the index names {', '.join(absent)}, which is missing: download it again")
-        files = [folder / name for name in named]
-    elif (folder / "model.safetensors").exists() or len(present) == 1:
-        single = folder / "model.safetensors"
-        files = [single if single.exists() else present[0]]
+        files = [folder / name for name in sorted(_index(index))]
+        there = {path.name for path in present}
+        if absent := [path.name for path in files if path.name not in there or not path.exists()]:
+            more = f" and {len(absent) - 20} more" if len(absent) > 20 else ""
+            names = ", ".join(map(repr, absent[:20])) + more
+            raise ModelError(f"{folder}: the index names {names}, which is missing: download it again")
+    elif (single := folder / "model.safetensors") in present or len(present) == 1:
+        files = [single if single in present else present[0]]
     elif present:
         names = ", ".join(p.name for p in present[:5])
         raise ModelError(f"{folder}: several weight files ({names}) but no model.safetensors.index.json: add it")
@@ -44,55 +71,74 @@ def safetensors_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return files, [p for p in present if p not in files]
 
 
-def _weight_map(index: Path) -> list[str]:
-    try:
-        names = list(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise ModelError(f"{index}: not a weight index ({error}): download it again") from error
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"{index}: {name!r} is not the name of a .safetensors file in this folder")
-    return names
+def _index(file: Path) -> set[str]:
+    """Return the names of the files that an index names; all tensors in them count, as for transformers."""
+    names = read_object(file).get("weight_map")
+    if not isinstance(names, dict):
+        raise ModelError(f"{file}: not a weight index (its weight_map is {names!r:.50}): download it again")
+    for name in names.values():
+        if not isinstance(name, str) or "/" in name or "\\" in name or not name.endswith(".safetensors"):
+            raise ModelError(f"{file}: {name!r} is not the name of a .safetensors file in this folder")
+    return set(names.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    file: MappedFile
+    kind: str
+    shape: tuple[int, ...]
+    start: int
 
 
 def read_safetensors(files: list[Path]) -> Tensors:
-    """Open files whose headers have been checked; tensors are mapped into memory, not copied."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    source: dict[str, Any] = {}
+    """Open files, their headers checked; tensors are mapped into memory, not copied.
+
+    One of a type that torch has no word for is an error when it is asked for.
+    """
+    found: dict[str, _Stored] = {}
+    holder: dict[str, Path] = {}
     for file in files:
-        header = _header(file)
-        try:
-            opened = safe_open(file, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file}: damaged or truncated ({error}): download it again") from error
+        mapped = MappedFile(file)
+        header, data = _header(file, mapped)
         for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            if name in source:
-                raise ModelError(f"{file}: tensor {name!r} is in another file too: only one may hold it")
-            shapes[name], source[name] = tuple(entry["shape"]), opened
-    return Tensors(shapes, lambda name: source[name].get_tensor(name), tuple(files))
+            if name in found:
+                raise ModelError(
+                    f"{file}: tensor {name!r} is in another file too, {holder[name].name}: only one may hold it"
+                )
+            start, holder[name] = data + entry["data_offsets"][0], file
+            found[name] = _Stored(mapped, entry["dtype"], tuple(entry["shape"]), start)
+
+    def load(name: str) -> Tensor:
+        stored = found[name]
+        if stored.kind not in _TYPES:
+            raise ModelError(f"{holder[name]}: tensor {name!r} has the type {stored.kind}, which can't be read")
+        return stored.file.tensor(stored.start, _TYPES[stored.kind], stored.shape)
+
+    return Tensors({name: stored.shape for name, stored in found.items()}, load, tuple(files))
 
 
-def _header(file: Path) -> dict[str, Any]:
-    """Read a file's header; a name that occurs twice is an error, though the library lets the last one win."""
+def _header(file: Path, mapped: MappedFile) -> tuple[dict[str, Any], int]:
+    """Return what a file's header says of each tensor, and where the data begins.
+
+    The library judges the header. That a name occurs twice it would not mind, and let the last one win.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in found:
-                raise ModelError(f"{file}: the header names {name!r} twice: the file is not valid safetensors")
-            found[name] = value
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+            raise ModelError(f"{file}: the header names {twice!r} twice: the file is not valid safetensors")
         return found
 
+    length = int.from_bytes(mapped.data[:8], "little")
+    if length > len(mapped) - 8:
+        raise ModelError(f"{file}: damaged or truncated (a header of {length} bytes): download it again")
+    if length > _MAX_HEADER:
+        raise ModelError(f"{file}: a header of {length} bytes, more than the {_MAX_HEADER} that are read: replace it")
     try:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > min(_MAX_HEADER, file.stat().st_size):
-                raise ModelError(f"{file}: damaged or truncated (a header of {length} bytes): download it again")
-            header = json.loads(stream.read(length), object_pairs_hook=unique)
-    except (OSError, struct.error, ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: damaged or truncated (no valid header): download it again") from error
-    if not isinstance(header, dict):
-        raise ModelError(f"{file}: damaged (its header is no object): download it again")
-    return header
+        with safe_open(file, framework="np"):
+            header = json.loads(bytes(mapped.data[8 : 8 + length]), object_pairs_hook=unique)
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: damaged or truncated ({error}): download it again") from error
+    header.pop("__metadata__", None)
+    return header, 8 + length

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 
 from xinfer.testing.tiny import gguf_name, gguf_writer, tensor_shapes
 
@@ -56,7 +57,7 @@ def hollow_gguf(path: Path, config: Config, kind: str = "Q8_0") -> Path:
         used = types[kind] if len(shape) == 2 else types.F32
         block, size = gguf.GGML_QUANT_SIZES[used]
         nbytes = math.prod(shape) // block * size
-        writer.add_tensor_info(gguf_name(name), shape, None, nbytes, raw_dtype=used)
+        writer.add_tensor_info(gguf_name(name), shape, np.dtype(np.float32), nbytes, raw_dtype=used)
         end += -(-nbytes // writer.data_alignment) * writer.data_alignment
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
