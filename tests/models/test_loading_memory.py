@@ -1,12 +1,14 @@
 """While a checkpoint becomes a model, no more is resident than the model, 15 %, and a layer."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -74,6 +76,12 @@ def test_pages_that_were_given_back_are_read_again(tmp_path: Path) -> None:
     assert int(view.sum()) == sum(range(2, 40_000))
     assert mapped.tensor(0, torch.int64, (0, 5)).shape == (0, 5)
     assert mapped.tensor(16, torch.int64, ()).item() == 2
+
+
+def test_a_file_larger_than_the_memory_is_mapped(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.truncate(tmp_path / "file", psutil.virtual_memory().total + psutil.swap_memory().total + (1 << 30))
+    assert MappedFile(tmp_path / "file").tensor(1 << 30, torch.float32, (5,)).tolist() == [0] * 5
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

@@ -40,6 +40,11 @@ class GgufFile:
         self._reader = GgufReader(path)
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The file, or all parts of a checkpoint that is split."""
+        return self._reader.files
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """What the file says of itself, in its own words."""
         return self._reader.metadata
@@ -125,7 +130,7 @@ class GgufFile:
                 raise ModelError(f"{self.path}: one tensor is there twice, as {names[canonical]!r} and {name!r}")
             names[canonical] = name
         shapes = {canonical: self._reader.shape(name) for canonical, name in names.items()}
-        return Tensors(shapes, lambda canonical: self._ordered(canonical, names[canonical]), (self.path,))
+        return Tensors(shapes, lambda canonical: self._ordered(canonical, names[canonical]), self.files)
 
     def _canonical(self, name: str) -> str | None:
         if name == "rope_freqs.weight":

@@ -4,6 +4,7 @@ __all__ = ["MappedFile"]
 
 import math
 import mmap
+import sys
 import weakref
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor
 
 from xinfer.errors import ModelError
+
+# MAP_NORESERVE, which Python has a name for since 3.13; this is Linux's number for it.
+_NO_PROMISE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 class MappedFile:
@@ -59,6 +63,6 @@ def _mapping(file: int) -> mmap.mmap:
     Such a mapping is promised memory as if all of it would be written, and one of a file larger than the machine's
     memory is refused, unless no promise is asked for.
     """
-    if hasattr(mmap, "MAP_NORESERVE"):
-        return mmap.mmap(file, 0, mmap.MAP_PRIVATE | mmap.MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
-    return mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+    if sys.platform == "win32":
+        return mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+    return mmap.mmap(file, 0, mmap.MAP_PRIVATE | _NO_PROMISE, mmap.PROT_READ | mmap.PROT_WRITE)

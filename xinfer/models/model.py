@@ -110,7 +110,7 @@ class Model:
         """The files that hold the weights."""
         if self.load_format == "dummy":
             return []
-        return [self.path] if self.path.is_file() else safetensors_files(self.path)[0]
+        return list(self._source.files) if isinstance(self._source, GgufFile) else safetensors_files(self.path)[0]
 
     @cached_property
     def notes(self) -> list[str]:
