@@ -28,8 +28,8 @@ from xinfer.models.mapped_file import MappedFile
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DEPTH = 3
-# What a header may hold, so that any is read or refused within a second. Real ones have 20 MB and 1.2 million values
-# at most, of tokens and merges, and 2,000 tensors.
+# What a header may hold, so that any is read or refused within about a second: a vocabulary of 500,000 tokens, with
+# as many scores, types and merges, fits.
 _MAX_HEADER = 64 << 20  # bytes
 _MAX_VALUES = 1 << 21
 _MAX_NAMES = 1 << 16

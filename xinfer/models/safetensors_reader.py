@@ -17,7 +17,7 @@ from xinfer.models.json_file import read_object
 from xinfer.models.mapped_file import MappedFile
 from xinfer.models.weights import Tensors
 
-# Parsed within a second. The format allows 100 MB; what is out there has one, for some thousand tensors in a file.
+# Parsed in about a second, and room for 70,000 tensors in one file. The format allows 100 MB.
 _MAX_HEADER = 8 << 20  # bytes
 _TYPES = {
     "F64": torch.float64,
