@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -314,10 +316,10 @@ Q4_0 = int(GGMLQuantizationType.Q4_0)
         ([Info("a", (8,), offset=4)], 64, "'a' begins at 4, which is not aligned to 32"),
         ([Info("a", (8,), 999)], 64, "'a' has the unknown type 999"),
         ([Info("a", (8,), 4)], 64, "'a' has the unknown type 4"),
-        ([Info("a", ())], 64, r"'a' has the dimensions \[\]"),
+        ([Info("a", ())], 64, "'a' has 0 dimensions"),
         ([Info("a", (0,))], 64, r"'a' has the dimensions \[0\]"),
         ([Info("a", (8, 0))], 64, r"'a' has the dimensions \[8, 0\]"),
-        ([Info("a", (1, 1, 1, 1, 1))], 64, r"'a' has the dimensions \[1, 1, 1, 1, 1\]"),
+        ([Info("a", (1, 1, 1, 1, 1))], 64, "'a' has 5 dimensions"),
     ],
 )
 def test_a_tensor_that_its_file_can_not_hold_is_named(
@@ -378,7 +380,7 @@ def test_a_count_that_its_file_can_not_hold_is_refused(counts: Any, pairs: list[
         (b"GGML" + bytes(60), "not a GGUF file"),
         (b"PK\3\4" + bytes(60), "not a GGUF file"),
         (b"GGUF" + struct.pack("<I", 1) + bytes(60), "version 1 is not supported"),
-        (b"GGUF" + struct.pack(">I", 3) + bytes(60), "little-endian"),
+        (b"GGUF" + struct.pack(">I", 3) + bytes(60), "big-endian.*convert"),
         (b"GGUF" + struct.pack("<I", 4) + bytes(60), "version 4 is not supported"),
     ],
 )
@@ -488,6 +490,142 @@ def test_metadata_of_another_kind_never_raises_anything_else(
     found.__dict__["_source"] = file
     with pytest.raises(ModelError, match=key.rpartition(".")[2].replace("token_type", "type")):
         found.spec, found.tokenizer  # noqa: B018
+
+
+# --- split files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The parts of a small checkpoint as the gguf package writes them."""
+    folder = tmp_path_factory.mktemp("split")
+    write_gguf(folder / "model.gguf", tiny_config("llama", num_hidden_layers=1), SEED, split_max_tensors=5)
+    parts = sorted(folder.iterdir())
+    assert [part.name for part in parts] == [f"model-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    return parts
+
+
+def copied(parts: list[Path], folder: Path) -> list[Path]:
+    copies = [folder / part.name for part in parts]
+    for part, copy in zip(parts, copies, strict=True):
+        copy.write_bytes(part.read_bytes())
+    return copies
+
+
+@pytest.mark.parametrize("given", range(3))
+def test_a_split_checkpoint_is_read_whole_whichever_part_is_given(
+    given: int, split: list[Path], tmp_path: Path
+) -> None:
+    single = model(write_gguf(tmp_path / "model.gguf", tiny_config("llama", num_hidden_layers=1), SEED))
+    parts = model(split[given])
+    assert parts.files == split
+    assert parts.spec == single.spec
+    assert parts.tokenizer.encode("the text") == single.tokenizer.encode("the text")
+    for name in single.weights:
+        np.testing.assert_array_equal(parts.weights.load(name), single.weights.load(name))
+
+
+def test_missing_parts_are_listed(split: list[Path], tmp_path: Path) -> None:
+    parts = copied(split, tmp_path)
+    parts[0].unlink()
+    parts[2].unlink()
+    with pytest.raises(ModelError, match=r"model-00001-of-00003\.gguf, model-00003-of-00003\.gguf are missing"):
+        GgufFile(parts[1])
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model-00001-of-00002.gguf", "model-1-of-3.gguf"])
+def test_a_part_that_lost_its_name_is_refused(name: str, split: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"one of 3 parts, but not named like one.*-of-00003\.gguf"):
+        GgufFile(copied(split, tmp_path)[0].rename(tmp_path / name))
+
+
+def test_parts_that_do_not_belong_together_are_refused(split: list[Path], tmp_path: Path) -> None:
+    parts = copied(split, tmp_path)
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(ModelError, match=r"00002-of-00003\.gguf: split\.no=2 of split\.count=3"):
+        GgufFile(parts[0])
+    whole = write_gguf(tmp_path / "whole.gguf", tiny_config("llama", num_hidden_layers=1), SEED)
+    parts[1].write_bytes(whole.read_bytes())
+    with pytest.raises(ModelError, match=r"00002-of-00003\.gguf: split\.no=None"):
+        GgufFile(parts[2])
+
+
+def with_number(file: Path, key: str, code: str, value: int) -> None:
+    content = file.read_bytes()
+    at = content.index(string(key)) + len(string(key)) + 4
+    packed = struct.pack("<" + code, value)
+    file.write_bytes(content[:at] + packed + content[at + len(packed) :])
+
+
+@pytest.mark.parametrize(("key", "code", "value"), [("tensors.count", "i", 13), ("tensors.count", "i", -1)])
+def test_another_number_of_tensors_than_was_promised_is_refused(
+    key: str, code: str, value: int, split: list[Path], tmp_path: Path
+) -> None:
+    parts = copied(split, tmp_path)
+    with_number(parts[0], f"split.{key}", code, value)
+    with pytest.raises(ModelError, match=rf"hold 12 tensors, but split\.{key}={value}"):
+        GgufFile(parts[1])
+
+
+def test_a_tensor_in_two_parts_is_refused(split: list[Path], tmp_path: Path) -> None:
+    parts = copied(split, tmp_path)
+    renamed(parts[1], ("blk.0.ffn_up.weight", "blk.0.attn_q.weight"))
+    with pytest.raises(ModelError, match=r"00002-of-00003\.gguf: tensor 'blk\.0\.attn_q\.weight' is in model-00001"):
+        GgufFile(parts[0])
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data())
+def test_damage_to_any_part_never_raises_anything_else(data: st.DataObject, split: list[Path], tmp_path: Path) -> None:
+    parts = copied(split, tmp_path)
+    for _ in range(data.draw(st.integers(1, 3))):
+        part = data.draw(st.sampled_from(parts))
+        content = bytearray(part.read_bytes())
+        if content and data.draw(st.booleans()):
+            content[data.draw(st.integers(0, min(len(content), 1200) - 1))] = data.draw(st.integers(0, 255))
+        else:
+            del content[data.draw(st.integers(0, len(content))) :]
+        part.write_bytes(content)
+    started = time.process_time()
+    with suppress(ModelError):
+        read_everything(data.draw(st.sampled_from(parts)))
+    assert time.process_time() - started < 1
+
+
+# --- files made to be slow or large ---------------------------------------------------------------------------------
+
+MANY = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("counts", "body"),
+    [
+        ((0, 1), pair("a", 9, struct.pack("<IQ", 8, MANY) + bytes(8 * MANY))),
+        ((0, 1), pair("a", 9, struct.pack("<IQ", 9, MANY) + struct.pack("<IQ", 0, 0) * MANY)),
+        ((0, 1), pair("a", 9, struct.pack("<IQ", 0, 4 * MANY) + bytes(4 * MANY))),
+        ((0, 1), struct.pack("<Q", MANY) + bytes(MANY)),
+        ((0, MANY), (string("") + struct.pack("<IB", 0, 1)) * MANY),
+        ((MANY, 0), bytes(24 * MANY)),
+        ((1, 0), string("a") + struct.pack("<I", MANY) + bytes(8 * MANY)),
+    ],
+    ids=["strings", "arrays", "numbers", "name", "keys", "tensors", "dimensions"],
+)
+def test_a_header_made_to_take_long_does_not(counts: tuple[int, int], body: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts) + body)
+    started = time.process_time()
+    with suppress(ModelError):
+        GgufFile(path)
+    assert time.process_time() - started < 1
+
+
+def test_a_header_of_holes_takes_no_memory(tmp_path: Path) -> None:
+    """Of a string that a sparse file holds for real, none is made."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("a", 8, struct.pack("<Q", 1 << 33)))
+    os.truncate(path, 1 << 34)
+    with pytest.raises(ModelError, match=r"a header of more than \d+ bytes"):
+        GgufFile(path)
 
 
 def test_chat_template_and_special_tokens_come_from_the_metadata(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from xinfer.errors import ModelError
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
+from xinfer.models.safetensors_reader import read_safetensors
 from xinfer.models.spec import DecoderSpec
-from xinfer.models.weights import read_safetensors
 from xinfer.testing.tiny import tiny_config, tiny_weights, write_folder
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]

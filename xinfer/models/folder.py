@@ -1,8 +1,7 @@
 """A folder in Hugging Face layout: config.json, tokenizer.json, safetensors."""
 
-__all__ = ["ModelFolder", "json_object"]
+__all__ = ["ModelFolder"]
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 import tokenizers
 
 from xinfer.errors import ModelError
+from xinfer.models.json_file import read_object
+from xinfer.models.safetensors_reader import read_safetensors, safetensors_files
 from xinfer.models.tokenizer import ChatTemplate, Tokenizer
-from xinfer.models.weights import Tensors, read_safetensors, safetensors_files
+from xinfer.models.weights import Tensors
 
 _COMPRESSED = {"quant_method": "compressed-tensors"}
 _OWN_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
@@ -95,15 +96,4 @@ class ModelFolder:
         file = self.path / name
         if optional and not file.is_file():
             return {}
-        return json_object(file)
-
-
-def json_object(file: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object; anything else is a `ModelError`."""
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: not valid JSON ({error}): download it again") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file}: a JSON object is expected, not {type(content).__name__}")
-    return content
+        return read_object(file)

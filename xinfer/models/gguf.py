@@ -41,6 +41,11 @@ class GgufFile:
         self._reader = GgufReader(path)
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The file, or all parts of a checkpoint that is split."""
+        return self._reader.files
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """What the file says of itself, in its own words."""
         return self._reader.metadata
@@ -123,7 +128,7 @@ class GgufFile:
 
     def tensors(self) -> Tensors:
         """Return the tensors, dequantized when read, llama's queries and keys put in order."""
-        return Tensors({name: self._reader.shape(name) for name in self._reader}, self._ordered, (self.path,))
+        return Tensors({name: self._reader.shape(name) for name in self._reader}, self._ordered, self.files)
 
     def _ordered(self, name: str) -> Tensor:
         tensor = self._reader.load(name)

@@ -15,9 +15,10 @@ from torch import Tensor
 from xinfer.errors import ModelError
 from xinfer.models.lora_config import INSTEAD, LoraConfig, parse_lora
 from xinfer.models.names import Found
+from xinfer.models.safetensors_reader import read_safetensors
 from xinfer.models.sources import resolve
 from xinfer.models.spec import DecoderSpec
-from xinfer.models.weights import Tensors, Weights, read_safetensors
+from xinfer.models.weights import Tensors, Weights
 
 Find = Callable[[str], Found | None]
 

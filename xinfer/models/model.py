@@ -19,9 +19,10 @@ from xinfer.models.lora import Adapted, Adapter
 from xinfer.models.multimodal import text_part
 from xinfer.models.names import CANONICAL
 from xinfer.models.quantized import dequantized, describe, without_unused_biases
+from xinfer.models.safetensors_reader import safetensors_files
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.tokenizer import Tokenizer
-from xinfer.models.weights import Tensors, Weights, safetensors_files
+from xinfer.models.weights import Tensors, Weights
 
 
 class Model:
@@ -141,7 +142,7 @@ class Model:
         """The files that hold the weights, without an adapter's."""
         if self.load_format == "dummy":
             return []
-        return [self.path] if self.path.is_file() else safetensors_files(self.path)[0]
+        return list(self._source.files) if isinstance(self._source, GgufFile) else safetensors_files(self.path)[0]
 
     @cached_property
     def notes(self) -> list[str]:

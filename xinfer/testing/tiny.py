@@ -4,7 +4,17 @@ Both kinds of file hold the same numbers, and nothing here looks at how xinfer r
 those of the checkpoints out there. A backend's author tests against `transformers` or llama.cpp with them.
 """
 
-__all__ = ["CHAT_TEMPLATE", "SPECIAL_TOKENS", "tiny_config", "tiny_weights", "write_folder", "write_gguf"]
+__all__ = [
+    "CHAT_TEMPLATE",
+    "SPECIAL_TOKENS",
+    "gguf_name",
+    "gguf_writer",
+    "tensor_shapes",
+    "tiny_config",
+    "tiny_weights",
+    "write_folder",
+    "write_gguf",
+]
 
 import json
 import math
@@ -76,7 +86,7 @@ def tiny_weights(config: Config, seed: int) -> Weights:
     """
     return {
         name: _random(name, shape, np.random.default_rng([seed, place]))
-        for place, (name, shape) in enumerate(_shapes(config))
+        for place, (name, shape) in enumerate(tensor_shapes(config))
     }
 
 
@@ -88,7 +98,8 @@ def _random(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDAr
     return rng.normal(mean, scale, shape).astype(np.float32)
 
 
-def _shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensor_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the name and shape of each of a checkpoint's tensors."""
     hidden, size, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     heads, kv_heads, dim = _heads(config)
     qwen2, bias, mlp_bias = config["model_type"] == "qwen2", config.get("attention_bias"), config.get("mlp_bias")
@@ -155,29 +166,35 @@ def _tokenizer() -> tokenizers.Tokenizer:
     return backend
 
 
-def write_gguf(path: Path, config: Config, seed: int, kind: str = "F32") -> Path:
-    """Write the same model as a GGUF file and return its path.
+def write_gguf(path: Path, config: Config, seed: int, kind: str = "F32", split_max_tensors: int = 0) -> Path:
+    """Write the same model as a GGUF file and return its path; split, parts get names of their own beside it.
 
     `kind` (F32, F16, BF16, Q8_0, Q4_1, ...) is the type of the matrices; norms and biases stay F32. A window that only
     some layers have can't be said in this format: `ValueError`.
     """
-    family = config["model_type"]
-    if config.get("use_sliding_window"):
-        raise ValueError("GGUF can't say that only some layers have a window")
-    writer = gguf.GGUFWriter(path, "llama" if family == "mistral" else family)
-    writer.add_name(f"tiny {family}")
-    _add_hyperparameters(writer, config)
-    _add_tokenizer(writer, config)
+    writer = gguf_writer(path, config, split_max_tensors)
     quantization = gguf.GGMLQuantizationType[kind]
     for name, tensor in tiny_weights(config, seed).items():
         values = _interleaved(tensor, name, config)
         used = quantization if values.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, used), raw_dtype=used)
+        writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, used), raw_dtype=used)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def gguf_writer(path: Path, config: Config, split_max_tensors: int = 0) -> gguf.GGUFWriter:
+    """Return the writer of a GGUF file that has been told everything but the weights."""
+    family = config["model_type"]
+    if config.get("use_sliding_window"):
+        raise ValueError("GGUF can't say that only some layers have a window")
+    writer = gguf.GGUFWriter(path, "llama" if family == "mistral" else family, split_max_tensors=split_max_tensors)
+    writer.add_name(f"tiny {family}")
+    _add_hyperparameters(writer, config)
+    _add_tokenizer(writer, config)
+    return writer
 
 
 def _add_hyperparameters(writer: gguf.GGUFWriter, config: Config) -> None:
@@ -238,7 +255,7 @@ def _interleaved(tensor: NDArray[np.float32], name: str, config: Config) -> NDAr
     return tensor.reshape(count, 2, dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
 
 
-def _gguf_name(name: str) -> str:
+def gguf_name(name: str) -> str:
     """Translate a checkpoint's name: model.layers.7.mlp.up_proj.weight is blk.7.ffn_up.weight."""
     *where, part, kind = name.removeprefix("model.layers.").removeprefix("model.").split(".")
     prefix = "ffn_" if "mlp" in where else "attn_"

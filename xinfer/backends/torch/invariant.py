@@ -207,7 +207,7 @@ def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """
     if x.device.type != "cpu":
         return function(x)
-    flat = x.reshape(-1, x.shape[-1])
+    flat = x.reshape(-1, x.shape[-1]).contiguous()
     unit = _VECTORS // math.gcd(_VECTORS, flat.shape[1])
     rows = _SHARED // flat.shape[1] // unit * unit or 1
     missing = -len(flat) % unit if rows > 1 else 0

@@ -2,10 +2,14 @@
 
 __all__ = ["TorchRunner"]
 
+import ctypes
 import logging
+import math
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import Any, Self
 
@@ -29,7 +33,7 @@ from xinfer.backends.torch.invariant import (
 )
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
-from xinfer.errors import ConfigError, DeviceError
+from xinfer.errors import ConfigError, DeviceError, ModelError
 from xinfer.hardware import available_memory, gibibytes
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.weights import Weights
@@ -39,6 +43,7 @@ log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _BLOCK = 16
+_AHEAD = 64 << 20  # bytes of weights, read before they are asked for
 _CPU_CACHE = 1 << 30  # bytes of KV cache that a CPU takes unasked, if that holds one whole context
 
 
@@ -140,33 +145,63 @@ class TorchRunner(ModelRunner):
 
 
 class Reader:
-    """Reads weights ahead of their use on as many threads as there are cores, since dequantizing takes a while."""
+    """Reads weights ahead of their use on as many threads as there are cores, since dequantizing takes a while.
+
+    As many bytes are read ahead as hardly show beside the whole model, in the precision to compute in. The embedding
+    is read first and does not count: it stays in memory as it is. What conversion and packing leave behind is given
+    back to the system as they go.
+    """
 
     def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
-        workers = min(4, os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="weights")
-        self._weights, self._ahead = weights, 8 * workers
-        self._precise = weights.spec.keeps_precision
-        self._names: Iterator[str] = iter(weights)
-        self._pending = {name: self._pool.submit(weights.load, name) for name in self._next(self._ahead)}
+        self._weights, self._device, self._dtype = weights, device, dtype
+        self._bytes = {name: math.prod(shape) * dtype.itemsize for name, shape in weights.spec.tensors.items()}
+        self._most = max(_AHEAD, sum(self._bytes.values()) // 20)
+        self._bytes["embed.weight"] = 0
+        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="weights")
+        self._names, self._used = deque(weights), 0
+        self._pending: dict[str, Future[Tensor]] = {}
+        self._read_on()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
+        _trim()
 
-    def _next(self, count: int) -> list[str]:
-        return [name for name, _ in zip(self._names, range(count), strict=False)]
+    def _read_on(self) -> None:
+        waiting = sum(self._bytes[name] for name in self._pending)
+        while self._names and (not waiting or waiting + self._bytes[self._names[0]] <= self._most):
+            name = self._names.popleft()
+            self._pending[name] = self._pool.submit(self._read, name)
+            waiting += self._bytes[name]
+
+    def _read(self, name: str) -> Tensor:
+        with torch.inference_mode():  # of which each thread has its own
+            tensor = self._weights.load(name)
+            if not tensor.is_floating_point():
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise ModelError(f"{name} is stored as {kind}, as of a quantized checkpoint, which can't be read")
+            precise = self._weights.spec.keeps_precision(name)
+            return tensor.to(self._device, torch.float32 if precise else self._dtype)
 
     def load(self, name: str) -> Tensor:
         """Return a weight on the device, in its precision."""
         future = self._pending.pop(name, None)
-        for ahead in self._next(1):
-            self._pending[ahead] = self._pool.submit(self._weights.load, ahead)
-        tensor = future.result() if future is not None else self._weights.load(name)
-        return tensor.to(self._device, torch.float32 if self._precise(name) else self._dtype)
+        if future is None and name in self._names:  # asked for before its turn
+            self._names.remove(name)
+        self._used += self._bytes[name]
+        if self._used > _AHEAD:
+            self._used = 0
+            _trim()
+        self._read_on()
+        return future.result() if future is not None else self._read(name)
+
+
+def _trim() -> None:
+    """Give freed memory back to the system: glibc would keep the holes between the matrices that stay."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def choose_device(wanted: str) -> torch.device:
