@@ -120,8 +120,9 @@ def _merging(pieces: Pieces) -> tuple[tokenizers.Tokenizer, MergeSplit | None]:
     frozen = pieces.of(USER_DEFINED) if pieces.whole_user_defined else []
     unused = frozenset(pieces.of(UNUSED)) if pieces.whole_user_defined else frozenset[str]()
     tied = any(a[0] == b[0] and a[1] != b[1] for a, b in pairwise(merges))
+    whole = set().union(*scores) <= scores.keys()  # else a piece is made of characters that are none
     unknown = pieces.texts[_unknown(pieces)]
-    if not tied and not frozen and unused.isdisjoint(left + right for *_, left, right in merges):
+    if whole and not tied and not frozen and unused.isdisjoint(left + right for *_, left, right in merges):
         ranked = [(left, right) for *_, left, right in merges]
         model = models.BPE(ids, ranked, unk_token=unknown, fuse_unk=True, byte_fallback=pieces.byte_fallback)
         return tokenizers.Tokenizer(model), None
