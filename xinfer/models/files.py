@@ -10,7 +10,8 @@ from typing import Any
 
 from xinfer.errors import ModelError
 
-_LARGEST = 1 << 28  # bytes; the largest tokenizer.json in use has some 40 million
+_LARGEST = 1 << 27  # bytes; the largest tokenizer.json in use has some 40 million
+_LARGEST_SETTINGS = 1 << 25  # bytes; a tokenizer_config.json with thousands of tokens has some 2 million
 
 
 def read_file(file: Path, largest: int = _LARGEST) -> bytes:
@@ -29,7 +30,7 @@ def read_json(file: Path, optional: bool = False) -> dict[str, Any]:
     if optional and not file.is_file():
         return {}
     try:
-        content = json.loads(read_file(file).decode("utf-8"))
+        content = json.loads(read_file(file, _LARGEST_SETTINGS).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not valid JSON ({error}): download it again") from error
     if not isinstance(content, dict):

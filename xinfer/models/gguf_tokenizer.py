@@ -19,6 +19,7 @@ from xinfer.models.pieces import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Pieces,
 from xinfer.models.tokenizer import Tokenizer
 
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "cls": "cls"}
+_LONGEST_RUN = 64
 _LONGEST_WORD = 100  # characters, as BERT's own tokenizer has it
 
 
@@ -142,12 +143,17 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, None]:
 
 
 def _gemma4(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, None]:
-    """Gemma 4's: merges by rank, but of characters, with `▁` for spaces and bytes for what has no token."""
+    """Gemma 4's: merges by rank, but of characters, with `▁` for spaces and bytes for what has no token.
+
+    The file's merges have no line ends, since these separate them: runs become the tokens that are there.
+    """
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
+    runs = sorted(len(token) for token in ids if len(token) <= _LONGEST_RUN and not token.strip("\n"))
+    ends = [("\n" * a, "\n" * (run - a)) for run in runs for a in runs if run - a in runs]
     unknown = vocabulary.token_id("unknown")
     model = models.BPE(
         ids,
-        _merges(vocabulary, ids),
+        [*_merges(vocabulary, ids), *ends],
         unk_token=None if unknown is None else vocabulary.tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,

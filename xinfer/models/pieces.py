@@ -12,6 +12,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from xinfer.errors import ModelError
 from xinfer.models.merging import MergeSplit
 
+_MOST_WORK = 1 << 26  # the sum of squares of lengths, which finding the merges takes; Gemma's pieces have 20 million
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
@@ -77,6 +79,11 @@ def _check(pieces: Pieces) -> None:
         seen: set[str] = set()
         twice = next(text for text in pieces.texts if text in seen or seen.add(text))  # type: ignore[func-returns-value]
         raise ModelError(f"the SentencePiece vocabulary has the piece {twice!r:.80} twice")
+    if sum(len(text) ** 2 for text in pieces.texts) > _MOST_WORK:
+        longest = max(map(len, pieces.texts))
+        raise ModelError(
+            f"the SentencePiece vocabulary's pieces, up to {longest} characters, are longer than any in use"
+        )
     if not all(map(isfinite, pieces.scores)):
         raise ModelError("the SentencePiece vocabulary has a score that is no number")
 

@@ -16,7 +16,7 @@ from xinfer.models.pieces import CONTROL, NORMAL, UNKNOWN, Pieces
 
 _UNIGRAM, _BPE, _WORD, _CHARACTER = 1, 2, 3, 4
 _LARGEST = 1 << 26  # bytes; the largest in use have some 5 million
-_MOST_PIECES = 1 << 21
+_MOST_FIELDS = {"model": 1 << 19, "piece": 16, "spec": 1 << 16}  # the largest in use has 262,144 pieces
 
 # Numbers of fields in SentencePiece's sentencepiece_model.proto.
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -42,18 +42,16 @@ def _read(content: memoryview) -> tuple[Pieces, dict[str, int]]:
     types: list[int] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
-    for number, value in _fields(content):
+    for number, value in _fields(content, "model"):
         if number == _PIECE:
-            piece = dict(_fields(_message(value)))
+            piece = dict(_fields(_message(value), "piece"))
             texts.append(bytes(_message(piece.get(_TEXT, b""))).decode())
             scores.append(struct.unpack("<f", piece[_SCORE])[0] if _SCORE in piece else 0.0)
             types.append(_number(piece.get(_TYPE, NORMAL)))
         elif number == _TRAINER:
-            trainer |= dict(_fields(_message(value)))
+            trainer |= dict(_fields(_message(value), "spec"))
         elif number == _NORMALIZER:
-            normalizer |= dict(_fields(_message(value)))
-        if len(texts) > _MOST_PIECES:
-            raise ModelError(f"has more than {_MOST_PIECES} pieces: it is no tokenizer's file")
+            normalizer |= dict(_fields(_message(value), "spec"))
     kind = _number(trainer.get(_MODEL_TYPE, _UNIGRAM))
     if kind not in (_UNIGRAM, _BPE):
         names = {_WORD: "word", _CHARACTER: "char"}
@@ -81,10 +79,12 @@ def _read(content: memoryview) -> tuple[Pieces, dict[str, int]]:
     return pieces, named
 
 
-def _fields(content: memoryview) -> Iterator[tuple[int, Any]]:
+def _fields(content: memoryview, kind: str) -> Iterator[tuple[int, Any]]:
     """Yield a message's fields: numbers as int, texts and messages as memoryview, fixed widths as bytes."""
-    at, end = 0, len(content)
+    at, end, left = 0, len(content), _MOST_FIELDS[kind]
     while at < end:
+        if (left := left - 1) < 0:
+            raise ValueError(f"more than {_MOST_FIELDS[kind]} fields of a {kind}")
         key, at = _varint(content, at)
         wire = key & 7
         if wire == 0:

@@ -18,7 +18,8 @@ from xinfer.models.patterns import CL100K, KIMI, LLAMA3, O200K, QWEN
 
 _LINE = re.compile(rb"([A-Za-z0-9+/]+=*) ([0-9]{1,10})")
 _LARGEST = 1 << 26  # bytes; the largest in use have some 4 million
-_MOST_WORK = 1 << 28  # the sum of squares of lengths, which finding the merges takes; o200k has some 20 million
+_MOST_LINES = 1 << 19  # the largest in use have 200,000
+_MOST_WORK = 1 << 26  # the sum of squares of lengths, which finding the merges takes; o200k has some 20 million
 
 # The file has no pattern. So it is the one that tokenizer_config.json has as `pat_str`, else that of the family, by
 # what config.json calls it or by the file's name, else Llama 3's.
@@ -87,7 +88,10 @@ def _ranks(file: Path) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
     taken: set[int] = set()
     work = 0
-    for number, line in enumerate(read_file(file, _LARGEST).splitlines(), 1):
+    content = read_file(file, _LARGEST)
+    if (count := content.count(b"\n")) > _MOST_LINES:
+        raise ModelError(f"{file}: has {count} lines, but at most {_MOST_LINES} are taken: it is no tokenizer's file")
+    for number, line in enumerate(content.splitlines(), 1):
         if not line:
             continue
         match = _LINE.fullmatch(line)

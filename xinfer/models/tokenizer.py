@@ -123,7 +123,7 @@ class Tokenizer:
             pieces += [prompt[end : match.start()], names[match.group()]]
             end = match.end()
         text = "".join([*pieces, prompt[end:]]).replace(mark, "")
-        shielded = [originals.get(i, i) for i in renamed.encode(text, add_special_tokens=False).ids]
+        shielded = [originals.get(i, i) for i in _ids(renamed, text, False)]
         if as_written(shielded):
             return shielded
         if mark not in prompt:  # nobody's text, but a template that writes them in a way of its own
@@ -131,10 +131,7 @@ class Tokenizer:
         raise RequestError(_NOT_AS_TEXT)
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        try:
-            return list(self.backend.encode(text, add_special_tokens=special).ids)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(f"the text is not valid Unicode ({error})") from error
+        return _ids(self.backend, text, special)
 
     @cached_property
     def _control(self) -> dict[str, int]:
@@ -192,6 +189,18 @@ class Tokenizer:
         if self.chat_template is None:
             return None
         return hashlib.sha256((self.chat_template.source + self.chat_template.tool_use).encode()).hexdigest()
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str, special: bool) -> list[int]:
+    try:
+        return list(backend.encode(text, add_special_tokens=special).ids)
+    except (UnicodeEncodeError, TypeError) as error:
+        raise RequestError(f"the text is not valid Unicode ({error})") from error
+    except BaseException as error:  # the library's own: where its code panics, as for a text on which a pattern
+        # takes too long, that is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise RequestError(f"this model's tokenizer fails on the text ({str(error)[:200]}): change the text") from error
 
 
 def _rename(model: Mapping[str, Any], names: Mapping[str, str]) -> None:
