@@ -679,7 +679,7 @@ def test_a_text_on_which_the_library_fails_is_refused(tmp_path: Path) -> None:
     backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
     tokenizer = read_tokenizer(written(tmp_path, tokenizer__json=backend.to_str()))
     assert tokenizer.encode("aab") == [0, 0, 1]
-    with pytest.raises(RequestError, match="fails on the text.*retry-limit"):
+    with pytest.raises(RequestError, match=r"fails on the text.*retry-limit"):
         tokenizer.encode("a" * 40 + "b")
 
 

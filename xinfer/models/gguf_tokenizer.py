@@ -15,7 +15,7 @@ from xinfer.models.chat import ChatTemplate
 from xinfer.models.files import refusing
 from xinfer.models.merging import MergeSplit
 from xinfer.models.patterns import PRE
-from xinfer.models.pieces import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Pieces, from_pieces
+from xinfer.models.pieces import Pieces, PieceType, from_pieces
 from xinfer.models.tokenizer import Tokenizer
 
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "cls": "cls"}
@@ -65,7 +65,7 @@ def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
         raise ModelError("the GGUF file has no vocabulary (tokenizer.ggml.tokens)")
     if len(set(tokens)) != len(tokens):
         raise ModelError("the GGUF file's vocabulary names a token twice (tokenizer.ggml.tokens)")
-    types = _list_of(metadata, "token_type", int) or [NORMAL] * len(tokens)
+    types = _list_of(metadata, "token_type", int) or [PieceType.NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise ModelError(f"the GGUF file has {len(tokens)} tokens but {len(types)} types (tokenizer.ggml.token_type)")
     vocabulary = _Vocabulary(metadata, tokens, types)
@@ -87,7 +87,7 @@ def _templates(metadata: dict[str, Any]) -> dict[str, str]:
 
 def _add_special(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary, kind: "_Kind") -> None:
     """Have special tokens recognized in texts, and texts begin and end with one where the model wants it."""
-    for wanted, special in (((CONTROL, UNKNOWN), True), ((USER_DEFINED,), False)):
+    for wanted, special in (((PieceType.CONTROL, PieceType.UNKNOWN), True), ((PieceType.USER_DEFINED,), False)):
         found = [token for token, type_ in zip(vocabulary.tokens, vocabulary.types, strict=True) if type_ in wanted]
         backend.add_tokens([AddedToken(token, normalized=False, special=special) for token in found if token])
     pre = _pre(vocabulary) if kind.build is _byte_level else None
@@ -178,8 +178,8 @@ def _pieces(vocabulary: _Vocabulary, *, unigram: bool, prefix: bool) -> Pieces:
     if len(scores) != len(tokens):
         raise ModelError(f"the GGUF file has {len(tokens)} tokens but {len(scores)} scores (tokenizer.ggml.scores)")
     unknown, types = vocabulary.token_id("unknown", 2 if unigram else 0), list(vocabulary.types)
-    if UNKNOWN not in types and unknown is not None:
-        types[unknown] = UNKNOWN
+    if PieceType.UNKNOWN not in types and unknown is not None:
+        types[unknown] = PieceType.UNKNOWN
     return Pieces(
         tokens,
         [float(score) for score in scores],
@@ -197,7 +197,7 @@ def _wordpiece(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, None]:
     """BERT's: in the file, what begins a word has `▁`; in the library, what continues one has `##`."""
     names = {}
     for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
-        if kind == NORMAL and not (token.startswith("[") and token.endswith("]")):
+        if kind == PieceType.NORMAL and not (token.startswith("[") and token.endswith("]")):
             token = token[1:] if token.startswith("▁") and len(token) > 1 else f"##{token}"
         names[token] = i
     if len(names) != len(vocabulary.tokens):

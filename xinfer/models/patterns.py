@@ -1,6 +1,6 @@
 """How texts are cut into words before merging: regular expressions of model families, as their tokenizers have them."""
 
-__all__ = ["CL100K", "KIMI", "LLAMA3", "O200K", "PRE", "QWEN", "PreTokenization"]
+__all__ = ["CL100K", "KIMI", "LLAMA3", "O200K", "PRE", "QWEN", "WordSplit"]
 
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 
 @dataclass(frozen=True)
-class PreTokenization:
+class WordSplit:
     """What `tokenizer.ggml.pre` stands for.
 
     Attributes:
@@ -59,35 +59,35 @@ class PreTokenization:
     compose: bool = False
 
 
-_DIGITS = PreTokenization((r"\p{N}", GPT2))
-_GPT2_ALONE = PreTokenization((GPT2,))
-_LLAMA3_ALONE = PreTokenization((LLAMA3,))
-_QWEN_ALONE = PreTokenization((QWEN,))
+_DIGITS = WordSplit((r"\p{N}", GPT2))
+_GPT2_ALONE = WordSplit((GPT2,))
+_LLAMA3_ALONE = WordSplit((LLAMA3,))
+_QWEN_ALONE = WordSplit((QWEN,))
 
 # Kinds by the name that llama.cpp calls them by first (src/llama-vocab.cpp); `default` is nobody's own but what files
 # without the key get there. Where llama.cpp approximates a model's own expression, since its engine lacks something,
 # the model's own stands here: that of tekken and gpt-4o, which look at letters of all scripts, and qwen2's composing.
 _KINDS = {
-    "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "default": WordSplit((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _GPT2_ALONE,
     "smollm": _DIGITS,
-    "llama-bpe": PreTokenization((LLAMA3,), whole=True, begin=True),
-    "qwen2": PreTokenization((QWEN,), compose=True),
-    "qwen35": PreTokenization(
+    "llama-bpe": WordSplit((LLAMA3,), whole=True, begin=True),
+    "qwen2": WordSplit((QWEN,), compose=True),
+    "qwen35": WordSplit(
         (rf"{_ENDINGS}|{_MARKED_LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",),
         compose=True,
     ),
     "stablelm2": _QWEN_ALONE,
     "dbrx": _LLAMA3_ALONE,
-    "minicpm5": PreTokenization((r"\p{N}{1,3}", rf"{_ENDINGS}|{_LETTERS}|\p{{N}}+|{_SIGNS}|{_SPACES}"), whole=True),
-    "jais-2": PreTokenization(
+    "minicpm5": WordSplit((r"\p{N}{1,3}", rf"{_ENDINGS}|{_LETTERS}|\p{{N}}+|{_SIGNS}|{_SPACES}"), whole=True),
+    "jais-2": WordSplit(
         (
             rf"{_ENDINGS}|{_LETTERS}|\p{{N}}{{1,3}}|{_SIGNS}|\s*[\r\n]+"
             + "".join(rf"|\s{{{size}}}(?!\S)" for size in (512, 256, 128, 64, 32, 16, 8, 4))
             + r"|\s{1,2}(?!\S)|\s{1}",
         )
     ),
-    "deepseek-llm": PreTokenization(
+    "deepseek-llm": WordSplit(
         (
             r"[\r\n]",
             rf"\s?[{_DEEPSEEK_LETTERS}]+",
@@ -97,29 +97,27 @@ _KINDS = {
             r"\p{N}+",
         )
     ),
-    "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")),
-    "deepseek-v3": PreTokenization((r"\p{N}{1,3}", _CJK, _DEEPSEEK)),
-    "falcon": PreTokenization((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
-    "bloom": PreTokenization((_BLOOM,)),
-    "viking": PreTokenization((_BLOOM, r"\p{N}")),
-    "tekken": PreTokenization((_TEKKEN,), whole=True, begin=True),
-    "gpt-4o": PreTokenization((O200K,)),
-    "tiny_aya": PreTokenization((r"\d{1,3}(?=(?:\d{3})*\b)", O200K)),
-    "kimi-k2": PreTokenization((KIMI,)),
-    "superbpe": PreTokenization((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
-    "bailingmoe": PreTokenization((rf"'(?i:[sdmt]|ll|ve|re)|{_LETTERS}|\p{{N}}|{_SIGNS}|\s*[\r\n]|\s+(?!\S)|\s+",)),
-    "seed-coder": PreTokenization((rf"{_ENDINGS}|{_LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)),
-    "exaone-moe": PreTokenization(
-        (rf"{_ENDINGS}|{_PHRASE}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",)
-    ),
-    "youtu": PreTokenization(
+    "deepseek-coder": WordSplit((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")),
+    "deepseek-v3": WordSplit((r"\p{N}{1,3}", _CJK, _DEEPSEEK)),
+    "falcon": WordSplit((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
+    "bloom": WordSplit((_BLOOM,)),
+    "viking": WordSplit((_BLOOM, r"\p{N}")),
+    "tekken": WordSplit((_TEKKEN,), whole=True, begin=True),
+    "gpt-4o": WordSplit((O200K,)),
+    "tiny_aya": WordSplit((r"\d{1,3}(?=(?:\d{3})*\b)", O200K)),
+    "kimi-k2": WordSplit((KIMI,)),
+    "superbpe": WordSplit((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "bailingmoe": WordSplit((rf"'(?i:[sdmt]|ll|ve|re)|{_LETTERS}|\p{{N}}|{_SIGNS}|\s*[\r\n]|\s+(?!\S)|\s+",)),
+    "seed-coder": WordSplit((rf"{_ENDINGS}|{_LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)),
+    "exaone-moe": WordSplit((rf"{_ENDINGS}|{_PHRASE}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",)),
+    "youtu": WordSplit(
         (
             _YOUTU,
             rf"{_CASED}{_ENDINGS}?|{_UPPERCASED}{_ENDINGS}?|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
         ),
         whole=True,
     ),
-    "chameleon": PreTokenization(
+    "chameleon": WordSplit(
         (
             "<sentinel:[0-9]+>",
             "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",

@@ -1,8 +1,9 @@
 """A `tokenizers` object from SentencePiece's pieces, of a `tokenizer.model` or a GGUF file."""
 
-__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Pieces", "from_pieces"]
+__all__ = ["PieceType", "Pieces", "from_pieces"]
 
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import pairwise
 from math import isfinite
 
@@ -14,7 +15,16 @@ from xinfer.models.merging import MergeSplit
 
 _MOST_WORK = 1 << 26  # the sum of squares of lengths, which finding the merges takes; Gemma's pieces have 20 million
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+class PieceType(IntEnum):
+    """What a piece is, by SentencePiece's numbers, which are GGUF's too."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,7 @@ class Pieces:
     Attributes:
         texts: of the pieces, by id.
         scores: of the pieces, as many.
-        types: `NORMAL`, `UNKNOWN` and so on, as many.
+        types: of the pieces, as many; a number that is no `PieceType` is one that is never made.
         unigram: whether pieces are chosen for the best sum of scores, else merged.
         byte_fallback: whether characters without a piece become bytes.
         charsmap: how texts are normalized, compiled by SentencePiece; nothing leaves them alone.
@@ -67,7 +77,10 @@ def from_pieces(pieces: Pieces) -> tuple[tokenizers.Tokenizer, MergeSplit | None
         cuts = [backend.pre_tokenizer] if backend.pre_tokenizer else []
         backend.pre_tokenizer = pre_tokenizers.Sequence([prefix, *cuts])
     backend.decoder = decoders.Sequence(_decoders(pieces))
-    for types, special in (((CONTROL, UNKNOWN), True), (() if pieces.whole_user_defined else (USER_DEFINED,), False)):
+    for types, special in (
+        ((PieceType.CONTROL, PieceType.UNKNOWN), True),
+        (() if pieces.whole_user_defined else (PieceType.USER_DEFINED,), False),
+    ):
         backend.add_tokens([AddedToken(text, normalized=False, special=special) for text in pieces.of(*types) if text])
     return backend, split
 
@@ -89,24 +102,24 @@ def _check(pieces: Pieces) -> None:
 
 
 def _unknown(pieces: Pieces) -> int:
-    return next((i for i, kind in enumerate(pieces.types) if kind == UNKNOWN), 0)
+    return next((i for i, kind in enumerate(pieces.types) if kind == PieceType.UNKNOWN), 0)
 
 
 def _unigram(pieces: Pieces) -> tokenizers.Tokenizer:
     """The library takes any piece for text. So those that are none get texts that no text has, or the lowest score."""
-    lowest = min((s for s, kind in zip(pieces.scores, pieces.types, strict=True) if kind == NORMAL), default=0.0)
-    highest = max((s for s, kind in zip(pieces.scores, pieces.types, strict=True) if kind == NORMAL), default=0.0)
+    normal = [s for s, kind in zip(pieces.scores, pieces.types, strict=True) if kind == PieceType.NORMAL] or [0.0]
+    lowest, highest = min(normal), max(normal)
     vocabulary = []
     for text, score, kind in zip(pieces.texts, pieces.scores, pieces.types, strict=True):
-        if kind == USER_DEFINED:  # each of its characters counts for more than any piece does
-            score = len(text.encode()) * highest - 0.1
-        if kind == UNUSED and pieces.whole_user_defined:
-            text = f"\ufdd0{text}\ufdd0"
-        vocabulary.append((text, score if kind in (NORMAL, USER_DEFINED) else lowest))
+        if kind == PieceType.USER_DEFINED:  # as long as it is, it counts for more than pieces that make it up
+            vocabulary.append((text, len(text.encode()) * highest - 0.1))
+        elif kind == PieceType.UNUSED and pieces.whole_user_defined:
+            vocabulary.append((f"\ufdd0{text}\ufdd0", lowest))
+        else:
+            vocabulary.append((text, score if kind == PieceType.NORMAL else lowest))
     backend = tokenizers.Tokenizer(models.Unigram(vocabulary, _unknown(pieces), pieces.byte_fallback))
-    cuts = [pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "isolated")] if pieces.byte_fallback else []
-    if cuts:
-        backend.pre_tokenizer = cuts[0]
+    if pieces.byte_fallback:  # no text is a byte's name
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "isolated")
     return backend
 
 
@@ -115,7 +128,7 @@ def _merging(pieces: Pieces) -> tuple[tokenizers.Tokenizer, MergeSplit | None]:
     scores = {
         text: score
         for text, score, kind in zip(pieces.texts, pieces.scores, pieces.types, strict=True)
-        if kind in (NORMAL, UNUSED)
+        if kind in (PieceType.NORMAL, PieceType.UNUSED)
     }
     merges = [
         (-score, ids[text], text[:cut], text[cut:])
@@ -124,8 +137,8 @@ def _merging(pieces: Pieces) -> tuple[tokenizers.Tokenizer, MergeSplit | None]:
         if text[:cut] in scores and text[cut:] in scores
     ]
     merges.sort()
-    frozen = pieces.of(USER_DEFINED) if pieces.whole_user_defined else []
-    unused = frozenset(pieces.of(UNUSED)) if pieces.whole_user_defined else frozenset[str]()
+    frozen = pieces.of(PieceType.USER_DEFINED) if pieces.whole_user_defined else []
+    unused = frozenset(pieces.of(PieceType.UNUSED)) if pieces.whole_user_defined else frozenset[str]()
     tied = any(a[0] == b[0] and a[1] != b[1] for a, b in pairwise(merges))
     whole = set().union(*scores) <= scores.keys()  # else a piece is made of characters that are none
     unknown = pieces.texts[_unknown(pieces)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from xinfer.errors import ModelError
 from xinfer.models.files import read_file
-from xinfer.models.pieces import CONTROL, NORMAL, UNKNOWN, Pieces
+from xinfer.models.pieces import Pieces, PieceType
 
 _UNIGRAM, _BPE, _WORD, _CHARACTER = 1, 2, 3, 4
 _LARGEST = 1 << 26  # bytes; the largest in use have some 5 million
@@ -47,7 +47,7 @@ def _read(content: memoryview) -> tuple[Pieces, dict[str, int]]:
             piece = dict(_fields(_message(value), "piece"))
             texts.append(bytes(_message(piece.get(_TEXT, b""))).decode())
             scores.append(struct.unpack("<f", piece[_SCORE])[0] if _SCORE in piece else 0.0)
-            types.append(_number(piece.get(_TYPE, NORMAL)))
+            types.append(_number(piece.get(_TYPE, PieceType.NORMAL)))
         elif number == _TRAINER:
             trainer |= dict(_fields(_message(value), "spec"))
         elif number == _NORMALIZER:
@@ -73,9 +73,9 @@ def _read(content: memoryview) -> tuple[Pieces, dict[str, int]]:
     )
     defaults = {"bos_token": 1, "eos_token": 2, "pad_token": -1}
     ids = {name: _number(trainer.get(number, defaults[name])) for name, number in _IDS.items()}
-    named = {name: i for name, i in ids.items() if 0 <= i < len(types) and types[i] == CONTROL}
-    if UNKNOWN in types:
-        named["unk_token"] = types.index(UNKNOWN)
+    named = {name: i for name, i in ids.items() if 0 <= i < len(types) and types[i] == PieceType.CONTROL}
+    if PieceType.UNKNOWN in types:
+        named["unk_token"] = types.index(PieceType.UNKNOWN)
     return pieces, named
 
 

@@ -16,7 +16,7 @@ from xinfer.models.added_tokens import AddedTokens, add_tokens, begin_and_end, r
 from xinfer.models.chat import ChatTemplate
 from xinfer.models.files import read_file, read_json, refusing
 from xinfer.models.merging import MergeSplit
-from xinfer.models.pieces import CONTROL, NORMAL, UNUSED, USER_DEFINED, from_pieces
+from xinfer.models.pieces import PieceType, from_pieces
 from xinfer.models.sentencepiece import read_sentencepiece
 from xinfer.models.tiktoken_ranks import is_tiktoken, read_tiktoken
 from xinfer.models.tokenizer import Tokenizer
@@ -76,7 +76,11 @@ def _from_sentencepiece(
     for i, token in tokens.placed.items():  # a placeholder's piece gets the name that it has by now
         if i < len(pieces.texts) and pieces.texts[i] != token.content and token.content not in kept:
             pieces.texts[i] = token.content
-            pieces.types[i] = CONTROL if pieces.types[i] in (NORMAL, UNUSED, USER_DEFINED) else pieces.types[i]
+            pieces.types[i] = (
+                PieceType.CONTROL
+                if pieces.types[i] in (PieceType.NORMAL, PieceType.UNUSED, PieceType.USER_DEFINED)
+                else pieces.types[i]
+            )
     legacy = config.get("legacy", not str(config.get("tokenizer_class", "")).startswith("LlamaTokenizer"))
     with refusing(f"{file}: no tokenizer can be made of it"):
         backend, split = from_pieces(replace(pieces, first_only=not legacy))
