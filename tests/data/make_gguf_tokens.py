@@ -8,6 +8,7 @@ each pre-tokenizer which of them is its.
 """
 
 import json
+import runpy
 import sys
 import tempfile
 from pathlib import Path
@@ -17,11 +18,12 @@ import gguf
 import llama_cpp
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "models")]
+sys.path.insert(0, str(HERE.parent / "models"))
 
 from generated import VARIANTS, VOCABULARIES, texts  # noqa: E402
 
 COUNT = 120
+NAMES = sorted(runpy.run_path(str(HERE.parents[1] / "xinfer" / "models" / "patterns.py"))["PRE"])
 
 
 def llama_cpp_ids(metadata: dict[str, Any], asked: list[str]) -> list[list[int]]:
@@ -39,11 +41,11 @@ def llama_cpp_ids(metadata: dict[str, Any], asked: list[str]) -> list[list[int]]
         return [model.tokenize(text.encode(), add_bos=True, special=True) for text in asked]
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Write the file beside this one."""
     asked = texts(COUNT)
     byte_level = json.loads((HERE / "tiny_tokens.json").read_text())["byte_level"]["metadata"]
-    by_name = {name: llama_cpp_ids(byte_level | {"tokenizer.ggml.pre": name}, asked) for name in names}
+    by_name = {name: llama_cpp_ids(byte_level | {"tokenizer.ggml.pre": name}, asked) for name in NAMES}
     answers: list[list[list[int]]] = [[] for _ in asked]
     for ids in by_name.values():
         for found, answer in zip(answers, ids, strict=True):
@@ -66,4 +68,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,5 +1,6 @@
 """Every kind of vocabulary and every pre-tokenizer of GGUF files gives the tokens that llama.cpp gives."""
 
+import io
 import json
 import unicodedata
 from collections.abc import Callable
@@ -8,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 from generated import VARIANTS, VOCABULARIES, texts
 from hypothesis import given
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2 as protobuf
 
 from xinfer.errors import ModelError
 from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
@@ -89,6 +92,31 @@ def test_other_vocabularies_give_the_ids_of_llama_cpp(name: str, variant: int) -
 def test_what_is_encoded_is_decoded(name: str, text: str) -> None:
     tokenizer = tokenizer_from_gguf(metadata_of(name))
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_unigram_files_charsmap_normalizes_as_sentencepiece_does() -> None:
+    """Full-width letters, ligatures and all kinds of spaces; and spaces too many are left out."""
+    lines = [text for text in texts(400, seed=8) if "\0" not in text and "\n" not in text and text.strip()]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, vocab_size=300, hard_vocab_limit=False, minloglevel=2
+    )
+    theirs, parsed = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()), protobuf.ModelProto()
+    parsed.ParseFromString(model.getvalue())
+    fields = {
+        "model": "t5",
+        "tokens": [piece.piece for piece in parsed.pieces],
+        "scores": [piece.score for piece in parsed.pieces],
+        "token_type": [piece.type for piece in parsed.pieces],
+        "precompiled_charsmap": [*parsed.normalizer_spec.precompiled_charsmap],
+        "add_space_prefix": True,
+        "remove_extra_whitespaces": True,
+        "unknown_token_id": 0,
+        "eos_token_id": 2,
+    }
+    tokenizer = tokenizer_from_gguf({f"tokenizer.ggml.{name}": value for name, value in fields.items()})
+    for text in [*TEXTS, "Ｔｈｅ　ｗｏｒｄ", "ﬁ ①  ½\u00a0", "  The  word  "]:
+        assert tokenizer.encode(text) == [*theirs.encode(text), 2], text
 
 
 def test_words_of_wordpiece_are_decoded_with_spaces_between_them() -> None:

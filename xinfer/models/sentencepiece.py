@@ -42,7 +42,9 @@ def _read(content: memoryview) -> tuple[Pieces, dict[str, int]]:
     types: list[int] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
+    seen = set()
     for number, value in _fields(content, "model"):
+        seen.add(number)
         if number == _PIECE:
             piece = dict(_fields(_message(value), "piece"))
             texts.append(bytes(_message(piece.get(_TEXT, b""))).decode())
@@ -52,6 +54,8 @@ def _read(content: memoryview) -> tuple[Pieces, dict[str, int]]:
             trainer |= dict(_fields(_message(value), "spec"))
         elif number == _NORMALIZER:
             normalizer |= dict(_fields(_message(value), "spec"))
+    if not {_TRAINER, _NORMALIZER} <= seen:  # which come after all pieces
+        raise ValueError("it has no trainer_spec or no normalizer_spec, as if truncated")
     kind = _number(trainer.get(_MODEL_TYPE, _UNIGRAM))
     if kind not in (_UNIGRAM, _BPE):
         names = {_WORD: "word", _CHARACTER: "char"}
