@@ -265,17 +265,34 @@ def test_with_holes_control_tokens_of_messages_stay_text(kind: str, tmp_path: Pa
         ([], {"added_tokens_decoder": {"7": entry("<y>") | {"special": "yes"}}}, "neither true nor false"),
         ([], {"bos_token": "\ud800"}, "no text"),
         ([], {"extra_special_tokens": "x"}, "extra_special_tokens is of type str"),
+        ([], {"chat_template": "\ud800"}, "chat template 'default' is no text"),
         ([], {"chat_template": 1}, "chat template 'default' is of type int"),
         ([], {"chat_template": [{"name": "default"}]}, "chat template 'default' is of type NoneType"),
     ],
 )
-def test_files_that_contradict_each_other_are_refused(
+def test_settings_that_make_no_sense_or_contradict_each_other_are_refused(
     own: list[Any], config: dict[str, Any], message: str | None, tmp_path: Path
 ) -> None:
     written(tmp_path, tokenizer__json=letters(*own), tokenizer_config__json=config)
     if message is None:
         assert read_tokenizer(tmp_path).encode("<x>") == [9]
         return
+    with pytest.raises(ModelError, match=message):
+        read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"<x>": "y"}, "'y' is no added token's number"),
+        ({"<x>": True}, "True is no added token's number"),
+        ({"": 7}, "is no added token"),
+        ({"\ud800": 7}, "is no text"),
+        (["<x>"], "a JSON object is expected"),
+    ],
+)
+def test_older_files_that_make_no_sense_are_refused(content: Any, message: str, tmp_path: Path) -> None:
+    written(tmp_path, tokenizer__json=letters(), added_tokens__json=content)
     with pytest.raises(ModelError, match=message):
         read_tokenizer(tmp_path)
 
@@ -376,6 +393,18 @@ def test_a_long_text_without_spaces_is_merged_in_time(tmp_path: Path) -> None:
     began = time.process_time()
     assert ours.encode(text) == theirs.encode(text)
     assert time.process_time() - began < 5
+
+
+def test_the_hash_tells_scores_apart_that_cut_texts_differently(tmp_path: Path) -> None:
+    """Also where the library does not know of them."""
+    found = []
+    for ab, bc in ((0.0, 0.0), (0.0, 0.0), (-1.0, 0.0)):
+        pieces = [("ab", ab, 1), ("bc", bc, 1), *((text, 0.0, 1) for text in ("a", "b", "c", "▁", "▁a", "aa"))]
+        tokenizer = read_tokenizer(written(tmp_path, tokenizer__model=model_of(pieces, add_dummy_prefix=False)))
+        found.append((tokenizer.encode("abc"), tokenizer.content_hash))
+    assert found[0] == found[1]
+    assert found[0][0] != found[2][0]
+    assert found[0][1] != found[2][1]
 
 
 def test_a_merged_vocabularys_control_tokens_stay_text_in_messages(tmp_path: Path) -> None:

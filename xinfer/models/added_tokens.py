@@ -59,7 +59,8 @@ def read_added_tokens(folder: Path, config: Mapping[str, Any]) -> AddedTokens:
         older = folder / "added_tokens.json"
         special = {token.content for token in (*named.values(), *extra)}
         for text, i in read_json(older, optional=True).items():
-            placed[_id(i, older)] = AddedToken(text, normalized=text not in special, special=text in special)
+            flags = {"normalized": text not in special, "special": text in special}
+            placed[_id(i, older)] = _token({"content": text} | flags, older)
     known = {token.content: token for token in placed.values()}
     return AddedTokens(
         placed,

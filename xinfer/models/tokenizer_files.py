@@ -114,9 +114,13 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     if not isinstance(template, dict):
         template = {"default": template} if template else {}
     for name, source in template.items():
+        where = f"{folder / 'tokenizer_config.json'}: the chat template {name!r:.80} is"
         if not isinstance(source, str):
             raise ModelError(
-                f"{folder / 'tokenizer_config.json'}: the chat template {name!r:.80} is of type "
-                f"{type(source).__name__}: a text, or a list of objects with name and template, is expected"
+                f"{where} of type {type(source).__name__}: a text, or a list of objects with name and template, "
+                "is expected"
             )
+        if not source.isascii():
+            with refusing(f"{where} no text"):
+                source.encode()
     return template
