@@ -260,6 +260,7 @@ def test_with_holes_control_tokens_of_messages_stay_text(kind: str, tmp_path: Pa
         ([], {"added_tokens_decoder": {"x": entry("<y>")}}, "'x' is no added token's number"),
         ([], {"added_tokens_decoder": {"-1": entry("<y>")}}, "'-1' is no added token's number"),
         ([], {"added_tokens_decoder": {str(2**40): entry("<y>")}}, "is no added token's number"),
+        ([], {"added_tokens_decoder": {"9" * 5000: entry("<y>")}}, "is no added token's number"),
         ([], {"added_tokens_decoder": ["<y>"]}, "added_tokens_decoder is of type list"),
         ([], {"added_tokens_decoder": {"7": {"content": 1}}}, "is no added token"),
         ([], {"added_tokens_decoder": {"7": entry("<y>") | {"special": "yes"}}}, "neither true nor false"),

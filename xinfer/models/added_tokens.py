@@ -3,6 +3,7 @@
 __all__ = ["AddedTokens", "add_tokens", "begin_and_end", "read_added_tokens"]
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,9 +87,10 @@ def _special(said: Mapping[str, Any], file: Path) -> tuple[dict[str, AddedToken]
 
 
 def _id(value: Any, file: Path) -> int:
-    if isinstance(value, bool) or not str(value).isascii() or not str(value).isdecimal() or int(value) >= 1 << 31:
+    digits = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(digits, str) or not re.fullmatch("[0-9]{1,10}", digits) or int(digits) >= 1 << 31:
         raise ModelError(f"{file}: {value!r:.80} is no added token's number")
-    return int(value)
+    return int(digits)
 
 
 def _token(value: Any, file: Path) -> AddedToken:

@@ -37,10 +37,10 @@ class MergeSplit:
         # Where no piece reaches over the beginning of a word, words are merged one by one.
         self._words = not frozen and not any(re.search("[^▁]▁", piece) for piece in scores)
 
-    def __repr__(self) -> str:
+    def settings(self) -> str:
         """Return all that decides how texts are cut."""
         frozen = self._frozen.pattern if self._frozen else ""
-        return f"MergeSplit({sorted(self._scores.items())}, {sorted(self._unused)}, {frozen!r})"
+        return repr((sorted(self._scores.items()), sorted(self._unused), frozen))
 
     def pre_tokenize(self, text: tokenizers.PreTokenizedString) -> None:
         """Split a text; what `tokenizers` calls."""

@@ -181,7 +181,8 @@ class Tokenizer:
     @cached_property
     def content_hash(self) -> str:
         """Hash of everything that decides which ids a text has."""
-        return hashlib.sha256(f"{self._to_str()}{self._split or ''}".encode()).hexdigest()
+        settings = self._split.settings() if self._split else ""
+        return hashlib.sha256((self._to_str() + settings).encode()).hexdigest()
 
     @cached_property
     def template_hash(self) -> str | None:

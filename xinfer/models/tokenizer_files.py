@@ -76,11 +76,8 @@ def _from_sentencepiece(
     for i, token in tokens.placed.items():  # a placeholder's piece gets the name that it has by now
         if i < len(pieces.texts) and pieces.texts[i] != token.content and token.content not in kept:
             pieces.texts[i] = token.content
-            pieces.types[i] = (
-                PieceType.CONTROL
-                if pieces.types[i] in (PieceType.NORMAL, PieceType.UNUSED, PieceType.USER_DEFINED)
-                else pieces.types[i]
-            )
+            if pieces.types[i] not in (PieceType.UNKNOWN, PieceType.BYTE):
+                pieces.types[i] = PieceType.CONTROL
     legacy = config.get("legacy", not str(config.get("tokenizer_class", "")).startswith("LlamaTokenizer"))
     with refusing(f"{file}: no tokenizer can be made of it"):
         backend, split = from_pieces(replace(pieces, first_only=not legacy))
