@@ -20,7 +20,7 @@ import llama_cpp
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "models"))
 
-from generated import VARIANTS, VOCABULARIES, texts  # noqa: E402
+from generated import MARKED, VARIANTS, VOCABULARIES, texts  # noqa: E402
 
 COUNT = 120
 NAMES = sorted(runpy.run_path(str(HERE.parents[1] / "xinfer" / "models" / "patterns.py"))["PRE"])
@@ -54,7 +54,7 @@ def main() -> None:
     which = {n: [found.index(a) for found, a in zip(answers, ids, strict=True)] for n, ids in by_name.items()}
     kinds = {
         name: [
-            llama_cpp_ids(make() | {f"tokenizer.ggml.{key}": value for key, value in variant.items()}, asked)
+            llama_cpp_ids(make() | {f"tokenizer.ggml.{key}": value for key, value in variant.items()}, asked + MARKED)
             for variant in VARIANTS[name]
         ]
         for name, make in VOCABULARIES.items()

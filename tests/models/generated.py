@@ -107,7 +107,16 @@ def gemma4() -> dict[str, Any]:
     return _metadata("gemma4", [*head, *_BYTES, *((piece, NORMAL) for piece in [*known, "\n\n"])], merges=merges, **ids)
 
 
-VOCABULARIES = {"wordpiece": wordpiece, "unigram": unigram, "tied": tied, "gemma4": gemma4}
+def phi3() -> dict[str, Any]:
+    """Phi-3's, of which the name alone tells that spaces behind most of its special tokens are theirs."""
+    metadata = tied() | {"general.name": "Phi 3 mini (phi-3)"}
+    added = {"<|endoftext|>": CONTROL, "<|user|>": CONTROL, "<|end|>": USER_DEFINED}
+    more = {"tokens": [*added], "token_type": [*added.values()], "scores": [0.0] * len(added)}
+    return metadata | {f"tokenizer.ggml.{n}": metadata[f"tokenizer.ggml.{n}"] + values for n, values in more.items()}
+
+
+VOCABULARIES = {"wordpiece": wordpiece, "unigram": unigram, "tied": tied, "gemma4": gemma4, "phi3": phi3}
+MARKED = ["<|user|>\n Hi<|end|>\n<|user|> x</s> y<s> z<|endoftext|> a<unk> b  ", " <s> a </s>  ", "<|end|>   <|end|>\n"]
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "wordpiece": [{}, {"normalizer.lowercase": False}],
     "unigram": [
@@ -117,4 +126,5 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "tied": [{}, {"add_space_prefix": False, "add_bos_token": False}, {"add_eos_token": True, "eos_token_id": 2}],
     "gemma4": [{}],
+    "phi3": [{}],
 }

@@ -19,6 +19,7 @@ from xinfer.models.pieces import Pieces, PieceType, from_pieces
 from xinfer.models.tokenizer import Tokenizer
 
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "cls": "cls"}
+_PHI3_NO_STRIP = ("<unk>", "<s>", "<|endoftext|>")
 _LONGEST_RUN = 64
 _LONGEST_WORD = 100  # characters, as BERT's own tokenizer has it
 
@@ -87,9 +88,17 @@ def _templates(metadata: dict[str, Any]) -> dict[str, str]:
 
 def _add_special(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary, kind: "_Kind") -> None:
     """Have special tokens recognized in texts, and texts begin and end with one where the model wants it."""
+    name = str(vocabulary.metadata.get("general.name", "")).lower()
+    phi3 = "phi-3" in name or "phi3" in name  # files don't say that these take the spaces behind them
     for wanted, special in (((PieceType.CONTROL, PieceType.UNKNOWN), True), ((PieceType.USER_DEFINED,), False)):
         found = [token for token, type_ in zip(vocabulary.tokens, vocabulary.types, strict=True) if type_ in wanted]
-        backend.add_tokens([AddedToken(token, normalized=False, special=special) for token in found if token])
+        backend.add_tokens(
+            [
+                AddedToken(token, normalized=False, special=special, rstrip=phi3 and token not in _PHI3_NO_STRIP)
+                for token in found
+                if token
+            ]
+        )
     pre = _pre(vocabulary) if kind.build is _byte_level else None
     wants_begin = kind.begin or (pre is not None and PRE[pre].begin)
     ids: list[list[int]] = []
