@@ -230,6 +230,49 @@ def test_a_conversation_of_another_shape_is_refused_with_the_place(messages: Any
         ChatTemplate(TEMPLATES["glm"]).render(messages)
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("spelled", ['{"city": "Zürich", "days": 3, "units": ["C", null]}', " {} ", ""])
+def test_arguments_in_json_are_an_object_for_the_template(name: str, spelled: str) -> None:
+    """Clients send them as they got them, and templates look into them; nothing stands for no arguments."""
+    arguments = {"city": "Zürich", "days": 3, "units": ["C", None]} if "city" in spelled else {}
+    written, whole = (
+        [
+            USER,
+            CALL | {"content": "", "tool_calls": [{"type": "function", "function": FUNCTION | {"arguments": value}}]},
+        ]
+        for value in (spelled, arguments)
+    )
+    template = ChatTemplate(TEMPLATES[name], SPECIAL)
+    assert template.render(written) == template.render(whole)
+    assert written[1]["tool_calls"][0]["function"]["arguments"] == spelled  # the caller's own stays as it is
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ('{"city": ', r"messages\[1\].tool_calls\[0\].function.arguments is not valid JSON"),
+        ("city", "arguments is not valid JSON"),
+        ("[1]", "arguments is JSON, but no object"),
+        ('"x"', "arguments is JSON, but no object"),
+        ("[" * 100_000, "not valid JSON|nested too deeply"),
+    ],
+)
+def test_arguments_that_are_no_object_are_refused(arguments: str, message: str) -> None:
+    call = {"type": "function", "id": "c1", "function": FUNCTION | {"arguments": arguments}}
+    with pytest.raises(RequestError, match=message):
+        ChatTemplate("x").render([USER, CALL | {"tool_calls": [call]}])
+
+
+def test_a_template_for_tools_is_taken_where_tools_are_given() -> None:
+    """Even where the list is empty, as the reference does."""
+    template = ChatTemplate("{{ bos_token }}plain", SPECIAL, "{{ bos_token }}{{ tools | length }} tools")
+    assert [template.render([USER], tools=tools) for tools in (None, [], TOOLS)] == [
+        "<s>plain",
+        "<s>0 tools",
+        "<s>2 tools",
+    ]
+
+
 def test_tools_and_variables_of_another_shape_are_refused() -> None:
     template = ChatTemplate(TEMPLATES["glm"])
     for tools, message in (

@@ -41,7 +41,7 @@ def sharded(tmp_path: Path) -> Path:
 def at_once() -> Iterator[None]:
     started = time.process_time()
     yield
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 5  # here one, and more for machines that are slower or shared
 
 
 def written(folder: Path, entries: dict[str, Any], data: bytes) -> Path:

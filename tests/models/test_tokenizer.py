@@ -203,7 +203,7 @@ def test_a_bos_of_any_spelling_is_added() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, "model='bert' is not supported.*gpt2, llama"),
+        ({"model": "rwkv"}, "model='rwkv' is not supported.*gpt2, llama"),
         ({"pre": "qwen-2"}, "pre='qwen-2' is not supported.*did you mean 'qwen2'"),
         ({"tokens": []}, "no vocabulary"),
         ({"tokens": ["a", "a"], "token_type": [1, 1], "merges": []}, "a token twice"),

@@ -2,6 +2,7 @@
 
 __all__ = ["ChatTemplate", "Message"]
 
+import json
 import re
 import secrets
 from bisect import bisect_right
@@ -30,19 +31,26 @@ class ChatTemplate:
     Attributes:
         source: the template.
         special: texts of the special tokens that it may name (`bos_token`, `eos_token`, ...).
+        tool_use: the template for conversations with tools, where the checkpoint has one of its own.
     """
 
     source: str
     special: Mapping[str, str] = field(default_factory=dict)
+    tool_use: str = ""
+
+    @classmethod
+    def of(cls, templates: Mapping[str, str], special: Mapping[str, str]) -> "ChatTemplate | None":
+        """Return a checkpoint's templates by name as one: `default`, and `tool_use` where tools are given."""
+        default, tool_use = templates.get("default"), templates.get("tool_use", "")
+        return cls(default, special, tool_use) if default else None
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
-        if len(self.source) > _MAX_TEMPLATE:
-            raise ModelError(f"the chat template has {len(self.source)} characters; at most {_MAX_TEMPLATE} are taken")
-        try:
-            return Sandbox().from_string(self.source)
-        except Exception as error:  # jinja's own, or what Python says of the code that jinja makes of it
-            raise ModelError(f"the chat template is not valid: {error}") from error
+        return _compiled(self.source)
+
+    @cached_property
+    def _compiled_for_tools(self) -> jinja2.Template:
+        return _compiled(self.tool_use) if self.tool_use else self._compiled
 
     def render(
         self,
@@ -75,7 +83,7 @@ class ChatTemplate:
         It stands after the first character of what fits, where no template cuts it off. An assistant's messages are not
         searched: they are what the model said, and a control token in them is one.
         """
-        compiled = self._compiled
+        compiled = self._compiled if tools is None else self._compiled_for_tools
         try:
             given = {**_plain(variables, "variables"), "messages": _messages(messages), "tools": _tools(tools)}
             mark = ""
@@ -88,6 +96,15 @@ class ChatTemplate:
         given = {"documents": None, **self.special, **given, "add_generation_prompt": add_generation_prompt}
         prompt = run(compiled, given | {"messages": _settled(compiled, given)})
         return prompt.replace(f"\\u{ord(mark):x}", mark) if mark else prompt, mark  # JSON may have escaped it
+
+
+def _compiled(source: str) -> jinja2.Template:
+    if len(source) > _MAX_TEMPLATE:
+        raise ModelError(f"the chat template has {len(source)} characters; at most {_MAX_TEMPLATE} are taken")
+    try:
+        return Sandbox().from_string(source)
+    except Exception as error:  # jinja's own, or what Python says of the code that jinja makes of it
+        raise ModelError(f"the chat template is not valid: {error}") from error
 
 
 # --- what is given --------------------------------------------------------------------------------------------------
@@ -119,8 +136,30 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         )
     # As in the reference: what is null is left out, and a reasoning is there under each name that templates read.
     plain = {name: value for name, value in _plain(message, where).items() if value is not None}
+    if isinstance(plain.get("tool_calls"), list):
+        plain["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(plain["tool_calls"])
+        ]
     names = [name for name in _REASONING if name in plain]
     return {"thinking": plain[names[0]], **plain, "reasoning_content": plain[names[0]]} if names else plain
+
+
+def _tool_call(call: Any, where: str) -> Any:
+    """Return a call whose arguments are an object: clients send them as JSON, and templates look into them."""
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return call | {"function": _tool_call(call["function"], f"{where}.function")}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments) if arguments.strip() else {}
+    except ValueError as error:
+        raise RequestError(f"{where}.arguments is not valid JSON ({error}): {arguments!r:.80}") from error
+    if not isinstance(parsed, dict):
+        raise RequestError(f"{where}.arguments is JSON, but no object: {arguments!r:.80}")
+    return call | {"arguments": parsed}
 
 
 def _check_part(part: Any, where: str) -> None:

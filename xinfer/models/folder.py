@@ -1,4 +1,4 @@
-"""A folder in Hugging Face layout: config.json, tokenizer.json, safetensors."""
+"""A folder in Hugging Face layout: config.json, a tokenizer's files, safetensors."""
 
 __all__ = ["ModelFolder"]
 
@@ -6,12 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 from xinfer.errors import ModelError
-from xinfer.models.json_file import read_object
+from xinfer.models.files import read_json
 from xinfer.models.safetensors_reader import read_safetensors, safetensors_files
-from xinfer.models.tokenizer import ChatTemplate, Tokenizer
+from xinfer.models.tokenizer import Tokenizer
+from xinfer.models.tokenizer_files import find_tokenizer, read_tokenizer
 from xinfer.models.weights import Tensors
 
 _COMPRESSED = {"quant_method": "compressed-tensors"}
@@ -29,12 +28,12 @@ class ModelFolder:
     @cached_property
     def config(self) -> dict[str, Any]:
         """config.json."""
-        return self._json("config.json")
+        return read_json(self.path / "config.json")
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         """generation_config.json, or nothing."""
-        return self._json("generation_config.json", optional=True)
+        return read_json(self.path / "generation_config.json", optional=True)
 
     @cached_property
     def quantization_config(self) -> dict[str, Any] | None:
@@ -50,7 +49,7 @@ class ModelFolder:
                 return {**implied, **found}
         for name, method in _OWN_FILES.items():
             if (self.path / name).is_file():
-                return {"quant_method": method, **self._json(name)}
+                return {"quant_method": method, **read_json(self.path / name)}
         return None
 
     def tensors(self) -> Tensors:
@@ -63,37 +62,8 @@ class ModelFolder:
 
     def has_tokenizer(self) -> bool:
         """Whether there is one."""
-        return (self.path / "tokenizer.json").is_file()
+        return find_tokenizer(self.path) is not None
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of tokenizer.json with the chat template beside it."""
-        file = self.path / "tokenizer.json"
-        if not file.is_file():
-            raise ModelError(f"{self.path}: no tokenizer.json in it, the one format that is read from a folder")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises plain Exception for a damaged file
-            raise ModelError(f"{file}: not a tokenizer ({error}): download it again") from error
-        config = self._json("tokenizer_config.json", optional=True)
-        special = {
-            name: value["content"] if isinstance(value, dict) else value
-            for name, value in config.items()
-            if name.endswith("_token") and isinstance(value, str | dict) and value
-        }
-        template = self._chat_template(config)
-        return Tokenizer(backend, ChatTemplate(template, special) if template else None)
-
-    def _chat_template(self, config: dict[str, Any]) -> str | None:
-        file = self.path / "chat_template.jinja"
-        if file.is_file():
-            return file.read_text("utf-8")
-        template = config.get("chat_template")
-        if isinstance(template, list):  # several, by name
-            template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
-        return str(template) if template else None
-
-    def _json(self, name: str, optional: bool = False) -> dict[str, Any]:
-        file = self.path / name
-        if optional and not file.is_file():
-            return {}
-        return read_object(file)
+        """Return the tokenizer of the folder's files, with the chat template beside it."""
+        return read_tokenizer(self.path, str(self.config.get("model_type", "")))

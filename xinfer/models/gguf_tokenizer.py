@@ -1,33 +1,27 @@
-"""A `tokenizers` object from the metadata of a GGUF file: byte-level BPE (`gpt2`) and SentencePiece (`llama`)."""
+"""A `tokenizers` object from a GGUF file's metadata: byte-level BPE, SentencePiece (BPE and Unigram), WordPiece."""
 
 __all__ = ["tokenizer_from_gguf"]
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from xinfer.errors import ModelError, nearest
-from xinfer.models.tokenizer import ChatTemplate, Tokenizer
+from xinfer.models.added_tokens import begin_and_end
+from xinfer.models.chat import ChatTemplate
+from xinfer.models.files import refusing
+from xinfer.models.merging import MergeSplit
+from xinfer.models.patterns import PRE
+from xinfer.models.pieces import Pieces, PieceType, from_pieces
+from xinfer.models.tokenizer import Tokenizer
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-# How a text is cut into words before merging, by `tokenizer.ggml.pre`: patterns, each of which cuts further. Those of
-# llama.cpp (src/llama-vocab.cpp), which for `default` are nobody's own but what files without the key get there.
-_PATTERNS = {
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-    "gpt-2": (_GPT2,),
-    "smollm": (r"\p{N}", _GPT2),
-    "llama-bpe": (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",),
-    "qwen2": (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",),
-}
-_ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "cls": "cls"}
+_PHI3_NO_STRIP = ("<unk>", "<s>", "<|endoftext|>")
+_LONGEST_RUN = 64
+_LONGEST_WORD = 100  # characters, as BERT's own tokenizer has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +36,13 @@ class _Vocabulary:
         """Return `tokenizer.ggml.<name>`, or nothing."""
         return _list_of(self.metadata, name, kind)
 
-    def token_id(self, name: str) -> int | None:
+    def flag(self, name: str, default: bool) -> bool:
+        """Return `tokenizer.ggml.<name>`, which is true or false."""
+        return bool(self.metadata.get(f"tokenizer.ggml.{name}", default))
+
+    def token_id(self, name: str, default: int = -1) -> int | None:
         """Return `tokenizer.ggml.<name>_token_id` where it is one of the tokens."""
-        value = self.metadata.get(f"tokenizer.ggml.{name}_token_id", -1)
+        value = self.metadata.get(f"tokenizer.ggml.{name}_token_id", default)
         if not isinstance(value, int):
             raise ModelError(f"tokenizer.ggml.{name}_token_id={value!r} is no token's number")
         return value if 0 <= value < len(self.tokens) else None
@@ -59,97 +57,195 @@ def _list_of(metadata: dict[str, Any], name: str, kind: type | tuple[type, ...])
 
 def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
     """Return the tokenizer that a file's metadata describes; what it can't be is a `ModelError` that names it."""
-    kind, builders = metadata.get("tokenizer.ggml.model"), {"gpt2": _byte_level, "llama": _sentencepiece}
-    if not isinstance(kind, str) or kind not in builders:
-        raise ModelError(f"tokenizer.ggml.model={kind!r} is not supported (supported: {', '.join(builders)})")
+    name = metadata.get("tokenizer.ggml.model")
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ModelError(f"tokenizer.ggml.model={name!r} is not supported (supported: {', '.join(_KINDS)})")
     tokens = _list_of(metadata, "tokens", str)
     if not tokens:
         raise ModelError("the GGUF file has no vocabulary (tokenizer.ggml.tokens)")
     if len(set(tokens)) != len(tokens):
         raise ModelError("the GGUF file's vocabulary names a token twice (tokenizer.ggml.tokens)")
-    types = _list_of(metadata, "token_type", int) or [_NORMAL] * len(tokens)
+    types = _list_of(metadata, "token_type", int) or [PieceType.NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise ModelError(f"the GGUF file has {len(tokens)} tokens but {len(types)} types (tokenizer.ggml.token_type)")
     vocabulary = _Vocabulary(metadata, tokens, types)
-    try:
-        backend = builders[kind](vocabulary)
-        _add_special(backend, vocabulary)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ModelError(f"the GGUF file's tokenizer is damaged: {error}") from error
-    ids = {name: vocabulary.token_id(key) for name, key in _SPECIAL.items()}
+    with refusing("the GGUF file's tokenizer is damaged"):
+        backend, split = kind.build(vocabulary)
+        _add_special(backend, vocabulary, kind)
+    ids = {name: _special_id(vocabulary, kind, name) for name in _SPECIAL}
     special = {f"{name}_token": tokens[token_id] for name, token_id in ids.items() if token_id is not None}
-    template = metadata.get("tokenizer.chat_template")
-    return Tokenizer(backend, ChatTemplate(str(template), special) if template else None)
+    return Tokenizer(backend, ChatTemplate.of(_templates(metadata), special), split)
 
 
-_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+def _templates(metadata: dict[str, Any]) -> dict[str, str]:
+    """Return chat templates by name: `tokenizer.chat_template`, and those that `tokenizer.chat_templates` names."""
+    start = "tokenizer.chat_template"
+    templates = {"default": metadata.get(start)}
+    templates |= {key[len(start) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{start}.")}
+    return {name: str(template) for name, template in templates.items() if template}
 
 
-def _add_special(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
-    """Have special tokens recognized in texts, and texts begin with one where the model wants it."""
-    for wanted, special in (((_CONTROL, _UNKNOWN), True), ((_USER_DEFINED,), False)):
-        found = [token for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in wanted]
-        backend.add_tokens([AddedToken(token, normalized=False, special=special) for token in found])
-    bos, metadata = vocabulary.token_id("bos"), vocabulary.metadata
-    by_default = metadata["tokenizer.ggml.model"] == "llama" or _pre(metadata) == "llama-bpe"
-    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", by_default):
-        text = vocabulary.tokens[bos]
-        backend.post_processor = processors.TemplateProcessing(
-            single="bos $A", pair="bos $A $B", special_tokens=[{"id": "bos", "ids": [bos], "tokens": [text]}]
+def _add_special(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary, kind: "_Kind") -> None:
+    """Have special tokens recognized in texts, and texts begin and end with one where the model wants it."""
+    name = str(vocabulary.metadata.get("general.name", "")).lower()
+    phi3 = "phi-3" in name or "phi3" in name  # files don't say that these take the spaces behind them
+    for wanted, special in (((PieceType.CONTROL, PieceType.UNKNOWN), True), ((PieceType.USER_DEFINED,), False)):
+        found = [token for token, type_ in zip(vocabulary.tokens, vocabulary.types, strict=True) if type_ in wanted]
+        backend.add_tokens(
+            [
+                AddedToken(token, normalized=False, special=special, rstrip=phi3 and token not in _PHI3_NO_STRIP)
+                for token in found
+                if token
+            ]
         )
+    pre = _pre(vocabulary) if kind.build is _byte_level else None
+    wants_begin = kind.begin or (pre is not None and PRE[pre].begin)
+    ids: list[list[int]] = []
+    for name, default in (("bos", wants_begin), ("eos", kind.end == "eos"), ("sep", kind.end == "sep")):
+        token_id = _special_id(vocabulary, kind, name)
+        ids.append([token_id] if token_id is not None and vocabulary.flag(f"add_{name}_token", default) else [])
+    begin_and_end(backend, ids[0], ids[1] + ids[2])
 
 
-def _pre(metadata: dict[str, Any]) -> str:
-    name = str(metadata.get("tokenizer.ggml.pre", "default"))
-    return _ALIASES.get(name, name)
+def _special_id(vocabulary: _Vocabulary, kind: "_Kind", name: str) -> int | None:
+    default = kind.ids.get(name, -1)
+    if name == "bos" and kind.end == "sep":  # BERT's, which files call by either name
+        default = int(vocabulary.metadata.get("tokenizer.ggml.cls_token_id", default))
+    return vocabulary.token_id(_SPECIAL[name], default)
 
 
-def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
-    pre = _pre(vocabulary.metadata)
-    if pre not in _PATTERNS:
+def _pre(vocabulary: _Vocabulary) -> str:
+    pre = str(vocabulary.metadata.get("tokenizer.ggml.pre", "default"))
+    if pre not in PRE:
         raise ModelError(
-            f"tokenizer.ggml.pre={pre!r} is not supported{nearest(pre, _PATTERNS)} (supported: {', '.join(_PATTERNS)})"
+            f"tokenizer.ggml.pre={pre!r} is not supported{nearest(pre, PRE)} (supported: {', '.join(sorted(PRE))})"
         )
+    return pre
+
+
+def _merges(vocabulary: _Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
+    pairs = []
+    for merge in vocabulary.list_of("merges", str):
+        cut = merge.find(" ", 1)
+        left, right = merge[:cut], merge[cut + 1 :]
+        if cut < 0 or not {left, right, left + right} <= ids.keys():
+            raise ModelError(f"tokenizer.ggml.merges has {merge!r:.80}, which is no pair of tokens that make one")
+        pairs.append((left, right))
+    return pairs
+
+
+def _byte_level(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, None]:
+    pre = PRE[_pre(vocabulary)]
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.list_of("merges", str)]
-    for merge in merges:
-        if len(merge) != 2 or not {*merge, "".join(merge)} <= ids.keys():
-            raise ModelError(f"tokenizer.ggml.merges has {' '.join(merge)!r}, which is no pair of tokens that make one")
-    backend = tokenizers.Tokenizer(models.BPE(ids, merges, ignore_merges=pre == "llama-bpe"))
+    backend = tokenizers.Tokenizer(models.BPE(ids, _merges(vocabulary, ids), ignore_merges=pre.whole))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[pre]),
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    if pre == "qwen2":  # as the model's own tokenizer does; llama.cpp leaves it out
+    if pre.compose:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
-    return backend
+    return backend, None
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE merges the pair whose joined piece has the best score: the same as merges in that order."""
-    tokens, metadata = vocabulary.tokens, vocabulary.metadata
-    scores = vocabulary.list_of("scores", (int, float))
+def _gemma4(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, None]:
+    """Gemma 4's: merges by rank, but of characters, with `▁` for spaces and bytes for what has no token.
+
+    The file's merges have no line ends, since these separate them: runs become the tokens that are there.
+    """
+    ids = {token: i for i, token in enumerate(vocabulary.tokens)}
+    runs = sorted(len(token) for token in ids if len(token) <= _LONGEST_RUN and not token.strip("\n"))
+    ends = [("\n" * a, "\n" * (run - a)) for run in runs for a in runs if run - a in runs]
+    unknown = vocabulary.token_id("unknown")
+    model = models.BPE(
+        ids,
+        [*_merges(vocabulary, ids), *ends],
+        unk_token=None if unknown is None else vocabulary.tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend, None
+
+
+def _sentencepiece(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, MergeSplit | None]:
+    return from_pieces(_pieces(vocabulary, unigram=False, prefix=True))
+
+
+def _unigram(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, MergeSplit | None]:
+    return from_pieces(_pieces(vocabulary, unigram=True, prefix=False))
+
+
+def _pieces(vocabulary: _Vocabulary, *, unigram: bool, prefix: bool) -> Pieces:
+    tokens, scores = vocabulary.tokens, vocabulary.list_of("scores", (int, float))
     if len(scores) != len(tokens):
         raise ModelError(f"the GGUF file has {len(tokens)} tokens but {len(scores)} scores (tokenizer.ggml.scores)")
-    ids = {token: i for i, token in enumerate(tokens)}
-    pieces = {token for token, kind in zip(tokens, vocabulary.types, strict=True) if kind == _NORMAL}
-    merges = [
-        (-scores[ids[piece]], ids[piece], piece[:cut], piece[cut:])
-        for piece in pieces
-        for cut in range(1, len(piece))
-        if piece[:cut] in pieces and piece[cut:] in pieces
-    ]
-    merges.sort()
-    unknown = tokens[vocabulary.token_id("unknown") or 0]
-    backend = tokenizers.Tokenizer(
-        models.BPE(ids, [m[2:] for m in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    unknown, types = vocabulary.token_id("unknown", 2 if unigram else 0), list(vocabulary.types)
+    if PieceType.UNKNOWN not in types and unknown is not None:
+        types[unknown] = PieceType.UNKNOWN
+    return Pieces(
+        tokens,
+        [float(score) for score in scores],
+        types,
+        unigram=unigram,
+        byte_fallback=not unigram,
+        charsmap=bytes(value & 255 for value in vocabulary.list_of("precompiled_charsmap", int)) if unigram else b"",
+        dummy_prefix=vocabulary.flag("add_space_prefix", prefix),
+        strip=unigram and vocabulary.flag("remove_extra_whitespaces", False),
+        whole_user_defined=False,
     )
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    steps = [normalizers.Prepend("▁")] if prefix else []
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
-    return backend
+
+
+def _wordpiece(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, None]:
+    """BERT's: in the file, what begins a word has `▁`; in the library, what continues one has `##`."""
+    names = {}
+    for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+        if kind == PieceType.NORMAL and not (token.startswith("[") and token.endswith("]")):
+            token = token[1:] if token.startswith("▁") and len(token) > 1 else f"##{token}"
+        names[token] = i
+    if len(names) != len(vocabulary.tokens):
+        raise ModelError("the GGUF file's vocabulary names a token twice (tokenizer.ggml.tokens)")
+    unknown = vocabulary.token_id("unknown", 100)
+    if unknown is None:
+        raise ModelError("the GGUF file has no token for unknown words (tokenizer.ggml.unknown_token_id)")
+    model = models.WordPiece(names, unk_token=vocabulary.tokens[unknown], max_input_chars_per_word=_LONGEST_WORD)
+    lower = vocabulary.flag("normalizer.lowercase", True)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.BertNormalizer(
+        strip_accents=vocabulary.flag("normalizer.strip_accents", lower), lowercase=lower
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    return backend, None
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What `tokenizer.ggml.model` stands for.
+
+    Attributes:
+        build: makes the tokenizer.
+        begin: whether texts begin with the beginning-of-sequence token where the file does not say.
+        end: the name of the token that texts end with where the file does not say.
+        ids: special tokens that are these where the file does not say.
+    """
+
+    build: Callable[[_Vocabulary], tuple[tokenizers.Tokenizer, MergeSplit | None]]
+    begin: bool = False
+    end: str = ""
+    ids: dict[str, int] = field(default_factory=dict)
+
+
+_KINDS = {
+    "gpt2": _Kind(_byte_level),
+    "llama": _Kind(_sentencepiece, begin=True),
+    "gemma4": _Kind(_gemma4, begin=True),
+    "bert": _Kind(_wordpiece, begin=True, end="sep", ids={"bos": 101, "unk": 100, "sep": 102, "pad": 0}),
+    "t5": _Kind(_unigram, end="eos", ids={"eos": 1, "unk": 2, "pad": 0}),
+}

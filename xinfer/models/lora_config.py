@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from xinfer.errors import ConfigError, ModelError
-from xinfer.models.json_file import read_object
+from xinfer.models.files import read_json
 
 _SCALE = re.compile(r"(.*):([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", re.DOTALL)
 INSTEAD = "merge it with PEFT (merge_and_unload) and give the merged folder as the model"
@@ -49,7 +49,7 @@ class LoraConfig:
     @classmethod
     def read(cls, file: Path) -> "LoraConfig":
         """Read adapter_config.json; what it asks for that is not done here is a `ModelError` that names it."""
-        config = read_object(file)
+        config = read_json(file)
         kind = config.get("peft_type")
         if kind != "LORA":
             raise ModelError(f"{file}: peft_type={kind!r} is not supported (supported: LORA): {INSTEAD}")

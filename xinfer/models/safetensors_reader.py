@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from xinfer.errors import ModelError
-from xinfer.models.json_file import read_object
+from xinfer.models.files import read_json
 from xinfer.models.mapped_file import MappedFile
 from xinfer.models.weights import Tensors
 
@@ -73,7 +73,7 @@ def safetensors_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def _index(file: Path) -> set[str]:
     """Return the names of the files that an index names; all tensors in them count, as for transformers."""
-    names = read_object(file).get("weight_map")
+    names = read_json(file).get("weight_map")
     if not isinstance(names, dict):
         raise ModelError(f"{file}: not a weight index (its weight_map is {names!r:.50}): download it again")
     for name in names.values():

@@ -12,9 +12,11 @@ from functools import cached_property
 from typing import Any
 
 import tokenizers
+from tokenizers import pre_tokenizers
 
 from xinfer.errors import RequestError
 from xinfer.models.chat import ChatTemplate, Message
+from xinfer.models.merging import MergeSplit
 
 # Elements of HTML, for which Gemma has tokens.
 _HTML = re.compile(r"</?(?:b|blockquote|caption|code|em|h[1-6]|i|s|strong|su[bp]|t(?:able|body|d|foot|h|head|r)|u)>")
@@ -30,12 +32,29 @@ class Tokenizer:
     Args:
         backend: the tokenizer proper, special tokens added and post-processor set.
         chat_template: of an instruction-tuned model.
+        split: a pre-tokenizer that the library doesn't have, to run after those that are set.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, chat_template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        chat_template: ChatTemplate | None = None,
+        split: MergeSplit | None = None,
+    ) -> None:
         backend.no_truncation()
         backend.no_padding()
-        self.backend, self.chat_template = backend, chat_template
+        self.backend, self.chat_template, self._split = backend, chat_template, split
+        self._written = backend.to_str() if split else None  # the library can't write one with a pre-tokenizer of ours
+        self._set_split(backend)
+
+    def _set_split(self, backend: tokenizers.Tokenizer) -> None:
+        if self._split:
+            own = pre_tokenizers.PreTokenizer.custom(self._split)
+            before = [backend.pre_tokenizer] if backend.pre_tokenizer else []
+            backend.pre_tokenizer = pre_tokenizers.Sequence([*before, own])
+
+    def _to_str(self) -> str:
+        return self._written or self.backend.to_str()
 
     @cached_property
     def max_token_id(self) -> int:
@@ -104,7 +123,7 @@ class Tokenizer:
             pieces += [prompt[end : match.start()], names[match.group()]]
             end = match.end()
         text = "".join([*pieces, prompt[end:]]).replace(mark, "")
-        shielded = [originals.get(i, i) for i in renamed.encode(text, add_special_tokens=False).ids]
+        shielded = [originals.get(i, i) for i in _ids(renamed, text, False)]
         if as_written(shielded):
             return shielded
         if mark not in prompt:  # nobody's text, but a template that writes them in a way of its own
@@ -112,10 +131,7 @@ class Tokenizer:
         raise RequestError(_NOT_AS_TEXT)
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        try:
-            return list(self.backend.encode(text, add_special_tokens=special).ids)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(f"the text is not valid Unicode ({error})") from error
+        return _ids(self.backend, text, special)
 
     @cached_property
     def _control(self) -> dict[str, int]:
@@ -137,11 +153,13 @@ class Tokenizer:
     @cached_property
     def _renamed(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
         """The tokenizer with its control tokens renamed, their names by their texts, and its ids' originals."""
-        content = json.loads(self.backend.to_str())
+        content = json.loads(self._to_str())
         names = {text: f"<|{secrets.token_hex(16)}|>" for text in self._control}
         for token in content["added_tokens"]:
             token["content"] = names.get(token["content"], token["content"])
+        _rename(content["model"], names)
         renamed = tokenizers.Tokenizer.from_str(json.dumps(content))
+        self._set_split(renamed)
         added = self.backend.get_added_tokens_decoder()
         ids = renamed.get_vocab(with_added_tokens=True)
         originals = {ids[names.get(t.content, t.content)]: i for i, t in added.items()}
@@ -163,12 +181,37 @@ class Tokenizer:
     @cached_property
     def content_hash(self) -> str:
         """Hash of everything that decides which ids a text has."""
-        return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
+        settings = self._split.settings() if self._split else ""
+        return hashlib.sha256((self._to_str() + settings).encode()).hexdigest()
 
     @cached_property
     def template_hash(self) -> str | None:
-        """Hash of the chat template."""
-        return hashlib.sha256(self.chat_template.source.encode()).hexdigest() if self.chat_template else None
+        """Hash of the chat template, and of the one for tools where there is another."""
+        if self.chat_template is None:
+            return None
+        return hashlib.sha256((self.chat_template.source + self.chat_template.tool_use).encode()).hexdigest()
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str, special: bool) -> list[int]:
+    try:
+        return list(backend.encode(text, add_special_tokens=special).ids)
+    except (UnicodeEncodeError, TypeError) as error:
+        raise RequestError(f"the text is not valid Unicode ({error})") from error
+    except BaseException as error:  # the library's own: where its code panics, as for a text on which a pattern
+        # takes too long, that is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise RequestError(f"this model's tokenizer fails on the text ({str(error)[:200]}): change the text") from error
+
+
+def _rename(model: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Rename tokens that the vocabulary itself has, unless merges or the model's settings speak of them."""
+    vocabulary, named = model["vocab"], {model.get("unk_token")}
+    if isinstance(vocabulary, dict):
+        parts = {part for merge in model.get("merges") or [] for part in (*merge, "".join(merge))}
+        for text, name in names.items():
+            if text in vocabulary and text not in parts and text not in named:
+                vocabulary[name] = vocabulary.pop(text)
 
 
 def _is_marker(text: str) -> bool:

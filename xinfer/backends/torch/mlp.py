@@ -50,9 +50,9 @@ class Mlp(nn.Module):
 class Router(nn.Module):
     """Chooses experts for each token, in float32."""
 
-    def __init__(self, spec: ExpertsSpec, load: Load) -> None:
+    def __init__(self, spec: ExpertsSpec, elementwise: Elementwise, load: Load) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.elementwise = spec, elementwise
         self.linear = make_linear(load, "router", bias=spec.router_bias)
         self.correction = nn.Parameter(load("router.correction"), requires_grad=False) if spec.correction else None
 
@@ -60,7 +60,7 @@ class Router(nn.Module):
         """[T, H] to the experts' weights and numbers, both [T, chosen]."""
         spec = self.spec
         logits = self.linear(x.float())
-        scores = logits.softmax(-1) if spec.score == "softmax" else logits.sigmoid()
+        scores = logits.softmax(-1) if spec.score == "softmax" else self.elementwise(torch.sigmoid, logits)
         chosen = self._preference(scores).topk(spec.chosen).indices
         weights = scores.gather(1, chosen)
         if spec.normalized:
@@ -91,7 +91,7 @@ class Experts(nn.Module):
     def __init__(self, spec: MlpSpec, experts: ExpertsSpec, elementwise: Elementwise, load: Load) -> None:
         super().__init__()
         self.elementwise = elementwise
-        self.router = Router(experts, load)
+        self.router = Router(experts, elementwise, load)
         stacks = {name: load(f"experts.{name}") for name in _names(spec)}
         one = replace(spec, experts=None)
         self.experts = nn.ModuleList(
