@@ -27,17 +27,16 @@ from xinfer.backends.torch.invariant import (
     plan_invariant,
     repeat_last,
 )
+from xinfer.devices import choose_device, choose_dtype
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
-from xinfer.errors import ConfigError, DeviceError
+from xinfer.errors import DeviceError
 from xinfer.hardware import available_memory, gibibytes
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.weights import Weights
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _BLOCK = 16
 _CPU_CACHE = 1 << 30  # bytes of KV cache that a CPU takes unasked, if that holds one whole context
 
@@ -167,27 +166,6 @@ class Reader:
             self._pending[ahead] = self._pool.submit(self._weights.load, ahead)
         tensor = future.result() if future is not None else self._weights.load(name)
         return tensor.to(self._device, torch.float32 if self._precise(name) else self._dtype)
-
-
-def choose_device(wanted: str) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; one that is not there is an error listing those."""
-    there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0))]
-    if wanted == "auto":
-        return torch.device(there[1] if len(there) > 1 else "cpu")
-    name = "cuda:0" if wanted == "cuda" else wanted
-    if name not in there:
-        raise DeviceError(f"backend.device={wanted!r} is not there (there are: {', '.join(there)})")
-    return torch.device(name)
-
-
-def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """Return the precision; `auto` is float32 on a CPU, where it can be reproduced best, and bfloat16 on a GPU."""
-    name = _ALIASES.get(wanted, wanted)
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name not in _DTYPES:
-        raise ConfigError(f"model.dtype={wanted!r} is unknown (known: auto, {', '.join([*_DTYPES, *_ALIASES])})")
-    return _DTYPES[name]
 
 
 def _check_fits(weight_bytes: int, device: torch.device) -> None:
