@@ -114,6 +114,11 @@ class GgufReader:
         """Return a tensor's shape, outermost dimension first; one of a type that can't be read is an error."""
         return self._readable(name).shape
 
+    def stored(self, name: str) -> tuple[str, int]:
+        """Return the name of a tensor's type, and the bytes that it takes in the file."""
+        entry = self._tensors[name]
+        return entry.kind.name, entry.size
+
     def load(self, name: str) -> Tensor:
         """Return a tensor, float32 where it was quantized."""
         entry = self._readable(name)

@@ -86,6 +86,11 @@ class DecoderSpec:
         """Numbers learned, a tied head counted once."""
         return sum(math.prod(shape) for shape in self.tensors.values())
 
+    def weight_bytes(self, element: int) -> int:
+        """Return the bytes of all weights in a precision of so many bytes a number, what keeps float32 in that."""
+        sizes = ((name, math.prod(shape)) for name, shape in self.tensors.items())
+        return sum(size * (4 if self.keeps_precision(name) else element) for name, size in sizes)
+
     @property
     def step_read_parameters(self) -> int:
         """Weights that a decode step of one sequence reads.
