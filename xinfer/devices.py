@@ -1,10 +1,11 @@
-"""Which device and which precision a configuration means."""
+"""Which device and which precision a configuration means, and what weights take there."""
 
-__all__ = ["choose_device", "choose_dtype"]
+__all__ = ["choose_device", "choose_dtype", "resident_bytes"]
 
 import torch
 
 from xinfer.errors import ConfigError, DeviceError
+from xinfer.models.spec import DecoderSpec
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -29,3 +30,9 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     if name not in _DTYPES:
         raise ConfigError(f"model.dtype={wanted!r} is unknown (known: auto, {', '.join([*_DTYPES, *_ALIASES])})")
     return _DTYPES[name]
+
+
+def resident_bytes(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the bytes of a model's weights on a device; on a CPU a tied head is laid out apart from the embedding."""
+    again = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied and device.type == "cpu" else 0
+    return spec.weight_bytes(dtype.itemsize) + again

@@ -27,7 +27,7 @@ from xinfer.backends.torch.invariant import (
     plan_invariant,
     repeat_last,
 )
-from xinfer.devices import choose_device, choose_dtype
+from xinfer.devices import choose_device, choose_dtype, resident_bytes
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
@@ -54,8 +54,7 @@ class TorchRunner(ModelRunner):
         weights = context.model.weights
         longest = spec.context_len(context.limits.max_model_len)
         element = self.dtype.itemsize
-        again = spec.vocab_size * spec.hidden_size if spec.tied and self.device.type == "cpu" else 0  # see `Linear`
-        _check_fits((spec.parameters + again) * element, self.device)
+        _check_fits(resident_bytes(spec, self.dtype, self.device), self.device)
         started = perf_counter()
         with torch.inference_mode(), Reader(weights, self.device, self.dtype) as reader:
             self.model = Decoder(spec, reader.load, longest, context.limits.invariant)
