@@ -106,7 +106,8 @@ def _memory(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "together", f"{gibibytes(memory['total_bytes'])}, {verdict}: {gibibytes(memory['free_bytes'])} are free"
     most, longest = memory["largest_max_num_seqs"], memory["largest_max_model_len"]
     if longest < 1:
-        yield "would fit", "not even one token: take a smaller precision (model.dtype=bfloat16) or a smaller model"
+        smaller = "a smaller precision (model.dtype=bfloat16) or " if found["dtype"] == "float32" else ""
+        yield "would fit", f"not one token for each of {sequences:,} sequences: take {smaller}a smaller model"
     else:
         many = f"{most:,} sequences of {length:,} tokens, or " if most else ""
         yield "would fit", f"{many}{sequences:,} of {longest:,}"
@@ -119,10 +120,11 @@ def _floors(found: dict[str, Any]) -> rich.table.Table:
     for case in found["floors"]["decode"]:
         who = "one sequence" if case["num_seqs"] == 1 else f"{case['num_seqs']:,} sequences"
         times = f"{case['floor_ms']:,.1f}", f"{case['tok_s']:,.1f}"
-        table.add_row(f"decode, {who}", f"{case['tokens']:,} each", gibibytes(case["read_bytes"]), *times)
+        each = " each" if case["num_seqs"] > 1 else ""
+        table.add_row(f"decode, {who}", f"{case['tokens']:,}{each}", gibibytes(case["read_bytes"]), *times)
     prefill = found["floors"]["prefill"]
-    needs, times = f"{prefill['flop_per_token'] / 1e9:.3g} GFLOP", f"{prefill['floor_ms_per_token']:.3g}"
-    table.add_row("prefill, one token", "", needs, times, f"{prefill['tok_s']:,.0f}")
+    needs, least = f"{prefill['flop_per_token'] / 1e9:.3g} GFLOP", f"{prefill['floor_ms_per_token']:.3g}"
+    table.add_row("prefill, one token", "", needs, least, f"{prefill['tok_s']:,.0f}")
     return table
 
 
