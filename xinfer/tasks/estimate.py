@@ -100,7 +100,7 @@ class Decode:
 
 
 def decode_floor(spec: DecoderSpec, element: int, num_seqs: int, tokens: int, speed: Speed) -> Decode:
-    """Return the floor of a decode step, as the roofline of a run counts it."""
+    """Return the floor of a decode step: the roofline of a run, but that windows are not taken for whole contexts."""
     cached = sum(layer.attention.cache_width * min(tokens, layer.attention.window or tokens) for layer in spec.layers)
     read = (spec.step_read_parameters + num_seqs * cached) * element
     seconds = read / speed.read_bytes_s
