@@ -155,7 +155,11 @@ def test_an_interrupted_pipe_ends_quietly(tiny_llama: Path, tmp_path: Path):
 BAD = [
     (["sampling.sed=1"], r"unknown key 'sampling.sed' (did you mean 'sampling.seed'"),
     (["backend.devise=cpu"], "unknown key 'backend.devise' (did you mean 'backend.device'"),
-    (["genrate"], "task=genrate is unknown (did you mean 'generate'?) (there are: device, explain, generate, plugins)"),
+    (
+        ["genrate"],
+        "task=genrate is unknown (did you mean 'generate'?) (there are: device, explain, generate, inspect, ",
+    ),
+    (["--json", "--prompt", "x"], "json=true is of the task inspect: for the figures of a run give --json-stats"),
     (["backend=eagre"], "backend=eagre is unknown (did you mean 'eager'"),
     (["model=smollm"], "model=smollm is unknown (did you mean 'smollm2'"),
     (["sampling.top_k=abc"], "sampling.top_k=abc: Value 'abc' of type 'str' could not be converted to Integer"),

@@ -74,6 +74,21 @@ def test_the_first_bare_word_is_the_task_and_a_second_is_refused():
 @pytest.mark.parametrize(
     ("words", "override"),
     [
+        (["explain", "outputs/a=b"], "run='outputs/a=b'"),
+        (["inspect", "a/b=c"], "model.reference='a/b=c'"),
+        (["inspect", "hf:org/name@v1"], "model.reference='hf:org/name@v1'"),
+        (["inspect", "pypi:d==1/m.gguf#sha256=0"], "model.reference='pypi:d==1/m.gguf#sha256=0'"),
+        (["inspect", "engine.max_num_seqs=1"], "engine.max_num_seqs=1"),
+        (["inspect", "--json"], "json='true'"),
+    ],
+)
+def test_some_tasks_take_a_word_more(words: list[str], override: str):
+    assert parse(words).overrides == [f"task={words[0]}", override]
+
+
+@pytest.mark.parametrize(
+    ("words", "override"),
+    [
         (["--max-tokens", "5"], "sampling.max_tokens=5"),
         (["--model=/a,b/c=d"], "model.reference='/a,b/c=d'"),
         (["--no-chat"], "chat='false'"),

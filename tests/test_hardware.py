@@ -18,7 +18,7 @@ from xinfer.hardware import Speed, available_memory, describe, gibibytes, known_
 
 CPU = torch.device("cpu")
 GIB = 2**30
-FAST = Speed(read_bytes_s=5e10, fp32_flop_s=2e11, bf16_flop_s=4e11, measured="2026-01-02")
+FAST = Speed(read_bytes_s=5e10, fp32_flop_s=2e11, bf16_flop_s=4e11, fp16_flop_s=1e9, measured="2026-01-02")
 
 
 @pytest.fixture
@@ -210,7 +210,8 @@ def test_gibibytes_are_for_people():
 def test_measured_figures_are_positive(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hardware, "_SECONDS", 0.1)
     found = hardware.measure(CPU)
-    assert all(math.isfinite(rate) and rate > 0 for rate in (found.read_bytes_s, found.fp32_flop_s, found.bf16_flop_s))
+    rates = [found.read_bytes_s, *map(found.flop_s, (torch.float32, torch.bfloat16, torch.float16))]
+    assert all(math.isfinite(rate) and rate > 0 for rate in rates)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads can't be held on a core here")

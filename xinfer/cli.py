@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from xinfer import config as configs
-from xinfer.errors import XinferError
+from xinfer.errors import ConfigError, XinferError
 from xinfer.flags import CommandLine, flags_help, parse, quote
 from xinfer.logs import configure
 from xinfer.plugins import Plugins, load_plugins
@@ -115,6 +115,8 @@ def _job(config: DictConfig, line: CommandLine, plugins: Plugins) -> int:
     if hydra_config.mode == RunMode.MULTIRUN:
         return _job_process(list(hydra_config.overrides.task), folder, line)
     typed = configs.typed(config)
+    if typed.json and typed.task != "inspect":
+        raise ConfigError("json=true is of the task inspect: for the figures of a run give --json-stats")
     configure(typed.log.level, typed.log.json)
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     plain: Any = OmegaConf.to_container(OmegaConf.create({"hydra": hydra_config}), resolve=False)

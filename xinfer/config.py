@@ -164,6 +164,7 @@ class Config:
             are texts to continue.
         json_stats: where the figures go as one line of JSON: `-` is standard error, anything else a file.
         bench_only: print the figures, not the text.
+        json: of the task `inspect`: print one JSON object instead of the page.
         run: of the task `explain`: a run's folder, or `latest`.
         plugin: configs of plugins that are no backends, by their group: `+plugin/GROUP=NAME`, then `plugin.GROUP.KEY`.
     """
@@ -178,6 +179,7 @@ class Config:
     chat: bool = True
     json_stats: str | None = None
     bench_only: bool = False
+    json: bool = False
     run: str = "latest"
     plugin: dict[str, Any] = field(default_factory=dict)
 

@@ -54,11 +54,12 @@ FLAGS = (
         "-",
         True,
     ),
+    Flag("--json", "of inspect: one JSON object instead of the page", "json", "true"),
     Flag("--bench-only", "print the figures, not the text", "bench_only", "true"),
     Flag("--stream-layers", "keep only N layers on the device (not built yet)"),
     Flag("--no-stream", "keep all layers on the device, as is always done so far", None, ""),
 )
-WORDS = {"explain": "run"}  # of tasks that take a word: the key that it stands for
+WORDS = {"explain": "run", "inspect": "model.reference"}  # of tasks that take a word: the key that it stands for
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 
 _HYDRA_PLAIN = {"--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"}
@@ -119,7 +120,7 @@ def parse(argv: list[str]) -> CommandLine:
         elif task is None and word.isidentifier():
             task, key = word, WORDS.get(word)
             line.overrides.insert(0, f"task={word}")
-        elif key is not None and (not equals or "/" in name):
+        elif key is not None and (not equals or "/" in name or name.startswith(("hf:", "pypi:"))):
             line.overrides.append(f"{key}={quote(word)}")
             key = None
         elif not equals and not word.startswith("~"):

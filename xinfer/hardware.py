@@ -65,7 +65,13 @@ class Speed:
     read_bytes_s: float
     fp32_flop_s: float
     bf16_flop_s: float
+    fp16_flop_s: float
     measured: str
+
+    def flop_s(self, dtype: torch.dtype) -> float:
+        """Return the operations a second in matrix products of float32, bfloat16 or float16."""
+        kinds = {torch.float32: self.fp32_flop_s, torch.bfloat16: self.bf16_flop_s, torch.float16: self.fp16_flop_s}
+        return kinds[dtype]
 
 
 def available_memory(device: torch.device) -> int:
@@ -202,7 +208,8 @@ def _reads(device: torch.device) -> Iterator[tuple[float, Callable[[], object]]]
 
 def _products(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[float, Callable[[], object]]]:
     """Yield the operations and the product of square matrices, twice as large each time, until the next takes long."""
-    for size in (512, 1024, 2048, 4096, 8192)[: 5 if device.type == "cuda" else 3]:
+    # The first size is for float16 on processors without it: 512 already takes a quarter of a second there.
+    for size in (256, 512, 1024, 2048, 4096, 8192)[: 6 if device.type == "cuda" else 4]:
         matrix = torch.ones(size, size, dtype=dtype, device=device)
         product = partial(torch.mm, matrix, matrix)
         yield 2.0 * size**3, product
@@ -237,8 +244,9 @@ def measure(device: torch.device) -> Speed:
     (Zen 4, 2 cores, torch 2.13, 2026-11-29) it read 59.8 GB/s, in turns with a compiled `(W * x).sum(-1)` at 57.9, and
     in windows 59.6, with hand-written AVX-512 loads at 62.5. A core sums 70 GB/s out of its cache: memory is the bound.
     """
-    kinds = [list(_reads(device)), list(_products(device, torch.float32)), list(_products(device, torch.bfloat16))]
-    best, end = [0.0, 0.0, 0.0], perf_counter() + _SECONDS
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    kinds = [list(_reads(device)), *(list(_products(device, dtype)) for dtype in dtypes)]
+    best, end = [0.0] * len(kinds), perf_counter() + _SECONDS
     with _spread():
         while perf_counter() < end:  # in turns, so that no disturbance spoils all calls of a kind
             for i, kind in enumerate(kinds):
@@ -246,14 +254,14 @@ def measure(device: torch.device) -> Speed:
                     turn = perf_counter() + _SECONDS / 20 / len(kind)
                     while perf_counter() < turn:
                         best[i] = max(best[i], amount / _seconds(call, device))
-    return Speed(best[0], best[1], best[2], strftime("%Y-%m-%d"))
+    return Speed(best[0], best[1], best[2], best[3], strftime("%Y-%m-%d"))
 
 
 def _kept(cache: Path) -> dict[str, Speed]:
     """Return what is kept, by machine and device; nothing where there is no file or a damaged one."""
     with suppress(ValueError, AttributeError, TypeError, RecursionError):
         kept = [(place, Speed(**entry)) for place, entry in json.loads(_read(cache / _FILE)).items()]
-        return {place: one for place, one in kept if min(one.read_bytes_s, one.fp32_flop_s, one.bf16_flop_s) > 0}
+        return {place: one for place, one in kept if min(astuple(one)[:-1]) > 0}
     return {}
 
 

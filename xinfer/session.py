@@ -64,9 +64,15 @@ class Session:
         return self.backend.tokenizer is None
 
     def check(self) -> None:
-        """Refuse a model that can't be described, before anything else of it is read."""
-        if self.computes_checkpoint:
-            _ = self.model.spec, self.model.adapter
+        """Refuse a model that can't be described, or not be run, before anything else of it is read."""
+        if not self.computes_checkpoint:
+            return
+        if reason := self.backend.refusal(self.model.spec, self.config.backend):
+            raise ConfigError(
+                f"backend={self.backend.name} can't run {self.config.model.reference}: {reason} "
+                "(`python -m xinfer inspect` tells which backends can)"
+            )
+        _ = self.model.adapter
 
     @cached_property
     def params(self) -> SamplingParams:

@@ -49,7 +49,7 @@ from xinfer.errors import XinferError
 from xinfer.models.sources import resolve
 print("ready", flush=True)
 try:
-    print(resolve(sys.argv[1]))
+    print(resolve(sys.argv[1], to_describe="describe" in sys.argv[2:]))
 except XinferError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 """
@@ -195,6 +195,13 @@ class TestLocalPaths:
         (tmp_path / "model.onnx").touch()
         with pytest.raises(ModelError, match=r"not a \.gguf file"):
             resolve(str(tmp_path / "model.onnx"))
+
+    def test_a_config_by_itself_only_describes(self, tmp_path: Path) -> None:
+        file = tmp_path / "config.json"
+        file.touch()
+        assert resolve(str(file), to_describe=True) == file
+        with pytest.raises(ModelError, match=r"not a \.gguf file"):
+            resolve(str(file))
 
     def test_a_safetensors_file_is_given_by_its_folder(self, tmp_path: Path) -> None:
         (tmp_path / "model.safetensors").touch()
@@ -506,8 +513,8 @@ class TestHub:
     files = ("config.json", "model.safetensors", "chat_template.jinja", "tokenizer.model")
     unwanted = ("pytorch_model.bin", "modeling_x.py", "README.md", "onnx/config.json", "original/model.safetensors")
 
-    def resolve(self, reference: str, **environment: str) -> tuple[int, str, str]:
-        process = start(reference, environment=environment)
+    def resolve(self, reference: str, *words: str, **environment: str) -> tuple[int, str, str]:
+        process = start(reference, *words, environment=environment)
         out, err = process.communicate()
         return process.returncode, out.removeprefix("ready\n").strip(), err.strip()
 
@@ -532,6 +539,15 @@ class TestHub:
         assert {str(p.relative_to(out)) for p in Path(out).rglob("*") if p.is_file()} == set(self.files)
         code, again, err = self.resolve(reference, HF_HUB_OFFLINE="1")
         assert (code, again) == (0, out), err
+
+    def test_to_describe_a_model_no_weights_are_fetched_until_it_runs(self) -> None:
+        with serving(self.hub) as url:
+            code, out, err = self.resolve("hf:org/name", "describe", HF_ENDPOINT=url)
+            assert code == 0, err
+            assert files_in(Path(out)) == {"config.json", "README.md"}
+            code, whole, err = self.resolve("hf:org/name", HF_ENDPOINT=url)
+        assert (code, whole) == (0, out), err
+        assert files_in(Path(out)) == {*self.files, "README.md"}
 
     def test_offline_and_not_cached(self) -> None:
         code, _, err = self.resolve("hf:org/name", HF_HUB_OFFLINE="1")

@@ -24,7 +24,7 @@ def info(**changes) -> RunnerInfo:
 
 
 def test_a_step_reads_the_weights_once_and_the_cache_of_every_sequence(steps, monkeypatch):
-    monkeypatch.setattr(hardware, "speed", lambda device, cache: Speed(2000.0, 1.0, 1.0, "2026-01-01"))
+    monkeypatch.setattr(hardware, "speed", lambda device, cache: Speed(2000.0, 1.0, 1.0, 1.0, "2026-01-01"))
     roofline = Roofline()
     for step in steps:
         roofline.add(step)

@@ -9,6 +9,7 @@ from typing import Any
 from xinfer.engine.runner import ModelRunner
 from xinfer.engine.types import Limits
 from xinfer.models.model import Model
+from xinfer.models.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,9 @@ class Backend:
         create: makes the runner.
         summary: one line for `xinfer plugins` and `--help`.
         tokenizer: from the context to the tokenizer, for a backend that computes no checkpoint; None takes the model's.
+        supports: from a model's spec and an instance of `config` to why the backend can't run it, by the name of the
+            spec's field or of the key (`layers[3].mlp.experts is set`, `backend.device=npu`), or None where it can. It
+            must not load anything. A backend without it can run every model.
     """
 
     name: str
@@ -43,3 +47,10 @@ class Backend:
     create: Callable[[BackendContext], ModelRunner]
     summary: str = ""
     tokenizer: Callable[[BackendContext], Any] | None = None
+    supports: Callable[[DecoderSpec, Any], str | None] | None = None
+
+    def refusal(self, spec: DecoderSpec, config: Any) -> str | None:
+        """Return in one line why this backend can't run a model, or None where it can; see `supports`."""
+        if self.supports is None:
+            return None if self.tokenizer is None else "it computes something of its own, no checkpoint"
+        return self.supports(spec, config)

@@ -18,17 +18,21 @@ _OWN_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_qu
 
 
 class ModelFolder:
-    """A checkpoint's folder; each part is read when asked for, and what is missing is named."""
+    """A checkpoint's folder; each part is read when asked for, and what is missing is named.
 
-    def __init__(self, path: Path) -> None:
+    `config` is the file that is read as its config.json, where that is another than the one in it.
+    """
+
+    def __init__(self, path: Path, config: Path | None = None) -> None:
         self.path = path
-        if not (path / "config.json").is_file():
+        self._config_name = "config.json" if config is None else config.name
+        if not (path / self._config_name).is_file():
             raise ModelError(f"{path}: no config.json in it, so it is no model folder")
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """config.json."""
-        return read_json(self.path / "config.json")
+        return read_json(self.path / self._config_name)
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:

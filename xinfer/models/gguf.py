@@ -128,7 +128,8 @@ class GgufFile:
 
     def tensors(self) -> Tensors:
         """Return the tensors, dequantized when read, llama's queries and keys put in order."""
-        return Tensors({name: self._reader.shape(name) for name in self._reader}, self._ordered, self.files)
+        shapes = {name: self._reader.shape(name) for name in self._reader}
+        return Tensors(shapes, self._ordered, self.files, {name: self._reader.stored(name) for name in shapes})
 
     def _ordered(self, name: str) -> Tensor:
         tensor = self._reader.load(name)

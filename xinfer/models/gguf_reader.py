@@ -91,6 +91,10 @@ class GgufReader:
         """Return a tensor's shape, outermost dimension first; one of a type that can't be read is an error."""
         return self._holder[name].shape(name)
 
+    def stored(self, name: str) -> tuple[str, int]:
+        """Return the name of a tensor's type, and the bytes that it takes in the file."""
+        return self._holder[name].stored(name)
+
     def load(self, name: str) -> Tensor:
         """Return a tensor, float32 where it was quantized."""
         return self._holder[name].load(name)
@@ -194,6 +198,11 @@ class _File:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape, outermost dimension first; one of a type that can't be read is an error."""
         return self._readable(name).shape
+
+    def stored(self, name: str) -> tuple[str, int]:
+        """Return the name of a tensor's type, and the bytes that it takes in the file."""
+        entry = self._tensors[name]
+        return entry.kind.name, entry.size
 
     def load(self, name: str) -> Tensor:
         """Return a tensor, float32 where it was quantized."""

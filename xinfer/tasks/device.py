@@ -58,7 +58,8 @@ def run(config: Config, job: Job) -> int:
 
 def _speed(speed: Speed) -> str:
     figures = f"reads {speed.read_bytes_s / 1e9:.1f} GB/s, multiplies {speed.fp32_flop_s / 1e9:.0f} GFLOP/s in float32"
-    return f"{figures}, {speed.bf16_flop_s / 1e9:.0f} in bfloat16 (measured {speed.measured})"
+    halves = f"{speed.bf16_flop_s / 1e9:.0f} in bfloat16, {speed.fp16_flop_s / 1e9:.0f} in float16"
+    return f"{figures}, {halves} (measured {speed.measured})"
 
 
 def _short(path: Path) -> Path:

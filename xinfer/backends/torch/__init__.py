@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from xinfer.backends import Backend, BackendContext
 from xinfer.engine.runner import ModelRunner
 from xinfer.hookspecs import hookimpl
+from xinfer.models.rope import KINDS
+from xinfer.models.spec import DecoderSpec
 
 
 @dataclass
@@ -29,7 +31,20 @@ def create(context: BackendContext) -> ModelRunner:
     return TorchRunner(context)
 
 
+def supports(spec: DecoderSpec, config: EagerConfig) -> str | None:
+    """Return which field of a spec has a value that only another family's plugin can have meant."""
+    from xinfer.backends.torch.linear import ACTIVATIONS
+
+    for index, layer in enumerate(spec.layers):
+        mlp, rope = layer.mlp, layer.attention.rope
+        if mlp.activation not in ACTIVATIONS and not (mlp.gated and mlp.activation == "swiglu"):
+            return f"layers[{index}].mlp.activation={mlp.activation!r} is unknown to it"
+        if rope is not None and rope.kind not in KINDS:
+            return f"layers[{index}].attention.rope.kind={rope.kind!r} is unknown to it"
+    return None
+
+
 @hookimpl
 def xinfer_backends() -> list[Backend]:
     """Return the backends of this folder."""
-    return [Backend("eager", EagerConfig, create, "plain PyTorch, on the CPU or CUDA")]
+    return [Backend("eager", EagerConfig, create, "plain PyTorch, on the CPU or CUDA", supports=supports)]

@@ -1,6 +1,6 @@
 """Matrix products and normalizations: what a decoder does to each row by itself."""
 
-__all__ = ["Linear", "Load", "Norm", "PerHead", "activation", "make_linear", "make_norm"]
+__all__ = ["ACTIVATIONS", "Linear", "Load", "Norm", "PerHead", "activation", "make_linear", "make_norm"]
 
 from collections.abc import Callable
 
@@ -71,7 +71,7 @@ class Norm(nn.Module):
         super().__init__()
         self.spec, self.width = (spec, (width,))
         if weight is not None and spec.offset:
-            weight, bias = weight.float() + spec.offset, None if bias is None else bias.float()
+            weight = weight.float() + spec.offset
         self.weight = None if weight is None else nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
@@ -97,7 +97,7 @@ def make_norm(spec: NormSpec | None, load: Load, name: str, width: int) -> nn.Mo
     return Norm(spec, width, weight, load(f"{name}.bias") if spec.bias else None)
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -108,4 +108,4 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """Return the function of this name, of `MlpSpec.activation`."""
-    return _ACTIVATIONS[name]
+    return ACTIVATIONS[name]

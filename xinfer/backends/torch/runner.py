@@ -31,17 +31,16 @@ from xinfer.backends.torch.invariant import (
     plan_invariant,
     repeat_last,
 )
+from xinfer.devices import choose_device, choose_dtype, resident_bytes
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
-from xinfer.errors import ConfigError, DeviceError, ModelError
+from xinfer.errors import DeviceError, ModelError
 from xinfer.hardware import available_memory, gibibytes
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.weights import Weights
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _BLOCK = 16
 _AHEAD = 64 << 20  # bytes of weights, read before they are asked for
 _CPU_CACHE = 1 << 30  # bytes of KV cache that a CPU takes unasked, if that holds one whole context
@@ -60,8 +59,7 @@ class TorchRunner(ModelRunner):
         weights = context.model.weights
         longest = spec.context_len(context.limits.max_model_len)
         element = self.dtype.itemsize
-        again = spec.vocab_size * spec.hidden_size if spec.tied and self.device.type == "cpu" else 0  # see `Linear`
-        _check_fits((spec.parameters + again) * element, self.device)
+        _check_fits(resident_bytes(spec, self.dtype, self.device), self.device)
         started = perf_counter()
         with torch.inference_mode(), Reader(weights, self.device, self.dtype) as reader:
             self.model = Decoder(spec, reader.load, longest, context.limits.invariant)
@@ -202,27 +200,6 @@ def _trim() -> None:
     """Give freed memory back to the system: glibc would keep the holes between the matrices that stay."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
-
-
-def choose_device(wanted: str) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; one that is not there is an error listing those."""
-    there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0))]
-    if wanted == "auto":
-        return torch.device(there[1] if len(there) > 1 else "cpu")
-    name = "cuda:0" if wanted == "cuda" else wanted
-    if name not in there:
-        raise DeviceError(f"backend.device={wanted!r} is not there (there are: {', '.join(there)})")
-    return torch.device(name)
-
-
-def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """Return the precision; `auto` is float32 on a CPU, where it can be reproduced best, and bfloat16 on a GPU."""
-    name = _ALIASES.get(wanted, wanted)
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name not in _DTYPES:
-        raise ConfigError(f"model.dtype={wanted!r} is unknown (known: auto, {', '.join([*_DTYPES, *_ALIASES])})")
-    return _DTYPES[name]
 
 
 def _check_fits(weight_bytes: int, device: torch.device) -> None:

@@ -52,10 +52,12 @@ def dequantized(tensors: Tensors, quantization_config: Config) -> Tensors:
     found = scheme.weights(tensors, quantization_config)
     parts = {part for weight in found.values() for part in weight.parts}
     shapes = {name: shape for name, shape in tensors.shapes.items() if name not in parts}
+    kinds = {name: kind for name, kind in tensors.kinds.items() if name not in parts}
     for name, weight in found.items():
         if name in shapes:
             raise ModelError(f"tensor {name!r} is there both as it is and quantized with {method}: only one may be")
         shapes[name] = weight.shape
+        kinds[name] = method, sum(tensors.kinds[part][1] for part in weight.parts if part in tensors.kinds)
 
     def load(name: str) -> Tensor:
         if name in found:
@@ -66,7 +68,7 @@ def dequantized(tensors: Tensors, quantization_config: Config) -> Tensors:
             raise ModelError(f"tensor {name!r} holds {kind}, but none of {method}'s scales is beside it: it is damaged")
         return tensor
 
-    return Tensors(shapes, load, tensors.files)
+    return Tensors(shapes, load, tensors.files, kinds)
 
 
 def describe(quantization_config: Config) -> str:
@@ -85,7 +87,7 @@ def without_unused_biases(tensors: Tensors, needed: Callable[[str], bool]) -> Te
         return vector and not needed(name) and not bool(tensors.load(name).any())
 
     shapes = {name: shape for name, shape in tensors.shapes.items() if not unused(name)}
-    return Tensors(shapes, tensors.load, tensors.files)
+    return Tensors(shapes, tensors.load, tensors.files, tensors.kinds)
 
 
 def _scheme(config: Config) -> tuple[str, _Scheme]:

@@ -1,0 +1,38 @@
+"""Which device and which precision a configuration means, and what weights take there."""
+
+__all__ = ["choose_device", "choose_dtype", "resident_bytes"]
+
+import torch
+
+from xinfer.errors import ConfigError, DeviceError
+from xinfer.models.spec import DecoderSpec
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def choose_device(wanted: str) -> torch.device:
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; one that is not there is an error listing those."""
+    there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0))]
+    if wanted == "auto":
+        return torch.device(there[1] if len(there) > 1 else "cpu")
+    name = "cuda:0" if wanted == "cuda" else wanted
+    if name not in there:
+        raise DeviceError(f"backend.device={wanted!r} is not there (there are: {', '.join(there)})")
+    return torch.device(name)
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """Return the precision; `auto` is float32 on a CPU, where it can be reproduced best, and bfloat16 on a GPU."""
+    name = _ALIASES.get(wanted, wanted)
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in _DTYPES:
+        raise ConfigError(f"model.dtype={wanted!r} is unknown (known: auto, {', '.join([*_DTYPES, *_ALIASES])})")
+    return _DTYPES[name]
+
+
+def resident_bytes(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the bytes of a model's weights on a device; on a CPU a tied head is laid out apart from the embedding."""
+    again = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied and device.type == "cpu" else 0
+    return spec.weight_bytes(dtype.itemsize) + again
