@@ -51,7 +51,9 @@ class Model:
 
     @cached_property
     def _source(self) -> GgufFile | ModelFolder:
-        return GgufFile(self.path) if self.path.is_file() else ModelFolder(self.path)
+        if not self.path.is_file():
+            return ModelFolder(self.path)
+        return GgufFile(self.path, [each for family in self._families.values() for each in family.gguf])
 
     @property
     def config(self) -> dict[str, Any]:
