@@ -5,10 +5,10 @@ what `conversion` in https://github.com/ggml-org/llama.cpp does. `tests/data/mak
 `transformers`, which knows what a config.json leaves out.
 """
 
-__all__ = ["ARCHITECTURES", "convert"]
+__all__ = ["ARCHITECTURES", "GGUF_SHAPES", "convert", "gguf_shape"]
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from gguf import MODEL_ARCH as ARCH
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+
+from xinfer.testing.shapes import shape
 
 Config = dict[str, Any]
 Array = NDArray[Any]
@@ -56,12 +58,55 @@ ARCHITECTURES: dict[str, ARCH] = {
     "glm4": ARCH.GLM4,
 }
 
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1000.0}
 
-def convert(folder: Path, path: Path, kind: str = "F32") -> Path:
+# Of `xinfer.testing.shapes.SHAPES` those that GGUF can say, and what has to be otherwise for that.
+GGUF_SHAPES: dict[str, dict[str, Config]] = {
+    "llama": {"llama3": {}, "plain": {}, "linear": {}, "yarn": {"rope_scaling": _YARN}},
+    "mistral": {"whole": {}},
+    "mixtral": {"usual": {}},
+    "qwen2": {"usual": {}},
+    "qwen3": {"usual": {}, "tied": {}},
+    "qwen3_moe": {"usual": {}},
+    "gemma2": {"usual": {"query_pre_attn_scalar": 16}},
+    "gemma3_text": {"usual": {"query_pre_attn_scalar": 16}},
+    "phi3": {"usual": {}, "longrope": {}, "short": {}, "partial": {}},
+    "gpt2": {"usual": {}},
+    # llama.cpp rounds the dimensions between which yarn mixes, the checkpoint does not: here they are whole numbers.
+    "gpt_oss": {
+        "usual": {"swiglu_limit": 7.0, "rope_scaling": {**_YARN, "truncate": False, "rope_theta": 212.88}},
+        "plain": {},
+    },
+    "deepseek_v3": {"usual": {"rope_scaling": {**_YARN, "type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.7}}},
+    "cohere2": {"usual": {}},
+}
+
+
+def gguf_shape(family: str, name: str) -> Config:
+    """Return a config.json's content, of one of the `GGUF_SHAPES` of a family."""
+    return shape(family, name) | GGUF_SHAPES[family][name]
+
+
+def _as_it_is(name: str, tensor: Array) -> Iterable[tuple[str, Array]]:
+    return [(name, tensor)]
+
+
+def convert(
+    folder: Path,
+    path: Path,
+    kind: str = "F32",
+    *,
+    keys: Mapping[str, Any] | None = None,
+    rewrite: Callable[[str, Array], Iterable[tuple[str, Array]]] = _as_it_is,
+) -> Path:
     """Write the model in a folder in Hugging Face layout as a GGUF file, and return its path.
 
-    `kind` is the type of all matrices whose rows are whole blocks of it, but of routers and other small ones. The file
-    has no vocabulary, only its size.
+    Args:
+        folder: what is converted.
+        path: what is written; it has no vocabulary, only its size.
+        kind: type of all matrices whose rows are whole blocks of it, but of routers and other small ones.
+        keys: changes to the architecture's keys; None takes one away.
+        rewrite: what becomes of a tensor at last, by the file's name for it.
     """
     from transformers import AutoConfig
 
@@ -69,15 +114,19 @@ def convert(folder: Path, path: Path, kind: str = "F32") -> Path:
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_tokenizer_model("none")
-    for name, value in _keys(config, architecture).items():
-        _add(writer, f"{gguf.MODEL_ARCH_NAMES[architecture]}.{name}", value)
+    for name, value in {**_keys(config, architecture), **(keys or {})}.items():
+        if value is not None:
+            _add(writer, f"{gguf.MODEL_ARCH_NAMES[architecture]}.{name}", value)
     names = gguf.get_tensor_name_map(architecture, _first(config, "num_hidden_layers", "n_layer"))
-    tensors = {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    tensors = {
+        name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()
+    }
     for name, tensor in _laid_out(tensors, config):
         found = name if name.startswith("rope_") else names.get_name(name, (".weight", ".bias"))
         if found is None:
             raise ValueError(f"llama.cpp has no place for {name}")
-        _add_tensor(writer, found, np.ascontiguousarray(tensor), GGMLQuantizationType[kind])
+        for final, values in rewrite(found, tensor):
+            _add_tensor(writer, final, np.ascontiguousarray(values), GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
