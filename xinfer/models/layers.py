@@ -64,7 +64,7 @@ class AttentionSpec:
         scaling: factor on queries times keys; None for 1 / sqrt(head_dim).
         softcap: c in c * tanh(score / c).
         sinks: whether each head has a score more, of a key without a value.
-        clip: largest absolute value of queries, keys and values.
+        clip: largest absolute value of values, and of queries and keys once normalized.
         latent: how keys and values come from one vector; then kv_heads is 1 and head_dim its width with positions.
     """
 

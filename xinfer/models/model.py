@@ -3,6 +3,7 @@
 __all__ = ["Model"]
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +14,11 @@ from xinfer.models.families import Family
 from xinfer.models.folder import ModelFolder
 from xinfer.models.gguf import GgufFile
 from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
+from xinfer.models.multimodal import text_part
 from xinfer.models.names import CANONICAL
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.tokenizer import Tokenizer
-from xinfer.models.weights import Weights, dummy_weights, safetensors_files
+from xinfer.models.weights import Tensors, Weights, dummy_weights, safetensors_files
 
 
 class Model:
@@ -55,10 +57,10 @@ class Model:
             return ModelFolder(self.path)
         return GgufFile(self.path, [each for family in self._families.values() for each in family.gguf])
 
-    @property
+    @cached_property
     def config(self) -> dict[str, Any]:
-        """config.json, or a GGUF file's metadata in its words."""
-        return self._source.config
+        """config.json, of a model that reads images too its text part; or a GGUF file's metadata in its words."""
+        return text_part(self._source.config)
 
     @cached_property
     def family(self) -> Family:
@@ -82,7 +84,11 @@ class Model:
         if self.load_format == "dummy":
             return Weights(self.spec, dummy_weights(self.spec), CANONICAL.find)
         names = self._source.names if isinstance(self._source, GgufFile) else self.family.names
-        return Weights(self.spec, self._source.tensors(), names.find)
+        return Weights(self.spec, self._tensors, names.find)
+
+    @cached_property
+    def _tensors(self) -> Tensors:
+        return self._source.tensors()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -121,6 +127,10 @@ class Model:
         if isinstance(self._source, ModelFolder) and self.load_format == "auto":
             if stray := self._source.stray_files():
                 notes.append(f"not read, since the index does not name them: {', '.join(stray)}")
+            others = Counter(filter(None, map(self.family.names.other_part, self._tensors.shapes)))
+            if others:
+                names = ", ".join(sorted(others))
+                notes.append(f"only its text part is read, not {names} ({others.total()} tensors)")
             if self.weights.head_differs():
                 notes.append("the model is tied, so its embedding is the head; the file's other head is ignored")
         return notes

@@ -19,14 +19,16 @@ Shape = tuple[int, ...]
 # What encloses a decoder, also the text part of a larger model.
 _ENCLOSING = ("model.", "language_model.", "text_model.", "transformer.", "gpt_neox.", "backbone.")
 _OTHER_PARTS = (
-    "vision_tower.",
-    "vision_model.",
-    "visual.",
-    "multi_modal_projector.",
-    "mm_projector.",
-    "audio_tower.",
-    "patch_merger.",
-    "vision_embed_tokens.",
+    "vision_tower",
+    "vision_model",
+    "visual",
+    "multi_modal_projector",
+    "mm_projector",
+    "connector",
+    "audio_tower",
+    "patch_merger",
+    "vision_embed_tokens",
+    "image_newline",
 )
 
 
@@ -102,7 +104,7 @@ class Names:
         plain = name
         while any(plain.startswith(prefix) for prefix in _ENCLOSING):
             plain = plain.partition(".")[2]
-        if self.is_other_part(name):
+        if self.other_part(name) is not None:
             return None
         match = self._pattern.fullmatch(plain)
         table, place = (self.layer, match[2]) if match else (self.top, plain)
@@ -121,11 +123,12 @@ class Names:
                 return Found(Stored(parts, stored.transposed, stored.interleaved), expert)
         return Found(Stored((name,)))
 
-    def is_other_part(self, name: str) -> bool:
-        """Whether a tensor is of what a model has besides its text part."""
+    def other_part(self, name: str) -> str | None:
+        """Return which part a tensor is of that a model has besides its text part, if it is of one."""
         while any(name.startswith(prefix) for prefix in _ENCLOSING):
             name = name.partition(".")[2]
-        return name.startswith(_OTHER_PARTS)
+        part = name.partition(".")[0]
+        return part if part in _OTHER_PARTS else None
 
 
 CANONICAL = Names({}, {})  # of tensors that have their canonical names

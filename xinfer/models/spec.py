@@ -27,6 +27,7 @@ class DecoderSpec:
         head_bias: whether the head has biases.
         logit_scale: factor on logits.
         logit_softcap: c in c * tanh(logit / c), after that.
+        guessing_layers: layers that a checkpoint has behind these, to guess further tokens; they are not read.
     """
 
     family: str
@@ -41,6 +42,7 @@ class DecoderSpec:
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    guessing_layers: int = 0
 
     @cached_property
     def tensors(self) -> dict[str, tuple[int, ...]]:

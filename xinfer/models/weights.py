@@ -4,6 +4,7 @@ __all__ = ["Tensors", "Weights", "dummy_weights", "read_safetensors", "safetenso
 
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Weights:
         unknown = []
         for name, shape in tensors.shapes.items():
             found = find(name)
-            if found is None:
+            if found is None or self._guesses(name):
                 continue
             if found.stored.parts == ("head.weight",) and spec.tied:
                 self._spare_head = name
@@ -68,6 +69,11 @@ class Weights:
         missing = [name for name in spec.tensors if not self._is_whole(name)]
         if missing or unknown:
             raise ModelError("the checkpoint does not fit its config.json: " + _listed(missing, unknown))
+
+    def _guesses(self, name: str) -> bool:
+        layer = re.search(r"\blayers\.(\d{1,6})\.", name)
+        last = len(self.spec.layers)
+        return layer is not None and last <= int(layer[1]) < last + self.spec.guessing_layers
 
     def _is_known(self, part: str, expert: int | None) -> bool:
         return part in self.spec.tensors and (expert is None or expert < self.spec.tensors[part][0])

@@ -41,11 +41,11 @@ class Attention(nn.Module):
         """[T, H] to [T, H]; keys and values go into `pool`."""
         q_heads, kv_heads, dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
         qkv = self.qkv(x).view(len(x), q_heads + 2 * kv_heads, dim)
-        if self.spec.clip is not None:
-            qkv = qkv.clamp(-self.spec.clip, self.spec.clip)
         qk, v = qkv[:, : q_heads + kv_heads], qkv[:, q_heads + kv_heads :]
         if self.spec.qk_norm is not None:
             qk = torch.cat([self._normed(self.q_norm, qk[:, :q_heads]), self._normed(self.k_norm, qk[:, q_heads:])], 1)
+        if (most := self.spec.clip) is not None:
+            qk, v = qk.clamp(-most, most), v.clamp(-most, most)
         qk = rotate(qk, turn)
         kv = torch.cat([qk[:, q_heads:], v], 1).flatten(1)
         pool.index_copy_(0, step.slots, kv)

@@ -71,7 +71,7 @@ class Norm(nn.Module):
         super().__init__()
         self.spec, self.width = (spec, (width,))
         if weight is not None and spec.offset:
-            weight = weight.float() + spec.offset
+            weight, bias = weight.float() + spec.offset, None if bias is None else bias.float()
         self.weight = None if weight is None else nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
@@ -82,10 +82,10 @@ class Norm(nn.Module):
         return self._normalize(x, None) * self.weight
 
     def _normalize(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is not None and weight.dtype != x.dtype:
+            return self._normalize(x.to(weight.dtype), weight).to(x.dtype)
         if self.spec.kind == "layer":
             return F.layer_norm(x, self.width, weight, self.bias, self.spec.eps)
-        if weight is not None and weight.dtype != x.dtype:
-            return F.rms_norm(x.to(weight.dtype), self.width, weight, self.spec.eps).to(x.dtype)
         return F.rms_norm(x, self.width, weight, self.spec.eps)
 
 

@@ -53,11 +53,10 @@ def _check(spec: RopeSpec) -> None:
 
 
 def _kind(said: Config) -> str:
-    named = {key: said[key] for key in ("rope_type", "type") if key in said}
+    named = {key: _OTHERWISE_NAMED.get(str(said[key]), str(said[key])) for key in ("rope_type", "type") if key in said}
     kind = next(iter(named.values()), "default")
     if any(other != kind for other in named.values()):
         raise ModelError(f"config.json: the rope scaling names two kinds, {named}: remove the wrong one")
-    kind = _OTHERWISE_NAMED.get(str(kind), str(kind))
     if kind not in KINDS:
         raise ModelError(
             f"config.json: rope scaling of kind {kind!r} is not supported{nearest(kind, KINDS)} "

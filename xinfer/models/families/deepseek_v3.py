@@ -5,35 +5,36 @@ __all__ = ["LAYER", "NAMES", "latent_attention", "spec"]
 from typing import Any
 
 from xinfer.models.families import Config, llama, qwen3_moe
-from xinfer.models.families._fields import flag, integer, number, optional
-from xinfer.models.families._parts import decoder, experts, mlp, num_layers, rms_norm
+from xinfer.models.families._fields import flag, integer, optional
+from xinfer.models.families._parts import decoder, rms_norm
 from xinfer.models.families._rope import rope
+from xinfer.models.families._sparse import feed_forwards, first_layers, guessing_layers
 from xinfer.models.names import Names, Stored
 from xinfer.models.rope import mscale
 from xinfer.models.spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec
 
+_DEFAULTS = {
+    "max_position_embeddings": 4096,
+    "q_lora_rank": 1536,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+}
+
 
 def spec(config: Config) -> DecoderSpec:
-    """Describe a deepseek_v3; the layers that guess further tokens are not used."""
-    config = {"max_position_embeddings": 4096, **config}
-    shared, size = integer(config, "n_shared_experts", 1, least=0), integer(config, "moe_intermediate_size")
-    router = experts(
-        config,
-        "n_routed_experts",
-        score="sigmoid",
-        normalized=flag(config, "norm_topk_prob", default=True),
-        scale=number(config, "routed_scaling_factor", 2.5),
-        correction=True,
-        groups=integer(config, "n_group", 8),
-        chosen_groups=integer(config, "topk_group", 4),
-        shared=shared * size or None,
-    )
+    """Describe a deepseek_v3."""
+    config = {**_DEFAULTS, **config}
     norm = rms_norm(config)
-    sparse, dense = mlp(config, "moe_intermediate_size", experts=router), mlp(config)
     attention = latent_attention(config, interleaved=flag(config, "rope_interleave", default=True))
-    first = integer(config, "first_k_dense_replace", 3, least=0)
-    parts = [dense if i < first else sparse for i in range(num_layers(config))]
-    return decoder(config, [LayerSpec(attention, part, norm, norm) for part in parts], norm)
+    layers = [LayerSpec(attention, part, norm, norm) for part in feed_forwards(config, first_layers(config))]
+    return decoder(config, layers, norm, guessing_layers=guessing_layers(config))
 
 
 def latent_attention(config: Config, interleaved: bool) -> AttentionSpec:

@@ -3,13 +3,15 @@
 __all__ = ["LAYER", "NAMES", "spec"]
 
 from xinfer.models.families import Config, llama
-from xinfer.models.families._fields import activation, integer, number, optional
+from xinfer.models.families._fields import activation, integer, number, optional, refuse
 from xinfer.models.families._parts import attention, decoder, layer_windows, mlp, num_layers, rms_norm
 from xinfer.models.names import Names
 from xinfer.models.spec import DecoderSpec, LayerSpec
 
 _DEFAULTS = {
     "head_dim": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "max_position_embeddings": 8192,
     "sliding_window": 4096,
     "tie_word_embeddings": True,
@@ -21,6 +23,7 @@ _DEFAULTS = {
 def spec(config: Config) -> DecoderSpec:
     """Describe a gemma2; embeddings are scaled by the root of their width."""
     config = {**_DEFAULTS, **config}
+    refuse(config, "use_bidirectional_attention", False)
     norm = rms_norm(config, offset=1.0)
     feed_forward = mlp(config, activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"))
     scaling = number(config, "query_pre_attn_scalar", 256) ** -0.5

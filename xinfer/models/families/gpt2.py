@@ -1,6 +1,8 @@
 """GPT-2: learned positions, no gate, biases everywhere, matrices stored the other way round."""
 
-__all__ = ["NAMES", "spec"]
+__all__ = ["LAYER", "NAMES", "TOP", "renamed", "spec"]
+
+from typing import Any
 
 from xinfer.models.families import Config
 from xinfer.models.families._fields import activation, flag, integer, refuse
@@ -18,7 +20,7 @@ _SAME = {
 
 def spec(config: Config) -> DecoderSpec:
     """Describe a gpt2; its config has words of its own."""
-    config = {"tie_word_embeddings": True, **config, **{_SAME[key]: config[key] for key in _SAME if key in config}}
+    config = {"tie_word_embeddings": True, "max_position_embeddings": 1024, **renamed(config)}
     for name, usual in (("scale_attn_by_inverse_layer_idx", False), ("add_cross_attention", False)):
         refuse(config, name, usual)
     hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
@@ -28,7 +30,12 @@ def spec(config: Config) -> DecoderSpec:
     mlp = MlpSpec(size, bias=True, activation=activation(config, "activation_function", "gelu_new"), gated=False)
     norm = layer_norm(config, "layer_norm_epsilon")
     layers = [LayerSpec(attention, mlp, norm, norm)] * num_layers(config)
-    return decoder(config, layers, norm, learned_positions=integer(config, "max_position_embeddings", 1024))
+    return decoder(config, layers, norm, learned_positions=integer(config, "max_position_embeddings"))
+
+
+def renamed(config: Config) -> dict[str, Any]:
+    """Return a config with the words that others have for the same."""
+    return {**config, **{_SAME[key]: config[key] for key in _SAME if key in config}}
 
 
 TOP = {"wte": "embed", "wpe": "positions", "ln_f": "norm", "lm_head": "head"}

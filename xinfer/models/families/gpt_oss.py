@@ -14,12 +14,22 @@ _YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-_DEFAULTS = {"head_dim": 64, "max_position_embeddings": 131_072, "sliding_window": 128, "rope_theta": 150_000.0}
+_DEFAULTS = {
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150_000.0,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+}
 
 
 def spec(config: Config) -> DecoderSpec:
     """Describe a gpt_oss."""
-    config = {**_DEFAULTS, "attention_bias": True, "rms_norm_eps": 1e-5, **config}
+    config = {**_DEFAULTS, **config}
     if not (config.get("rope_scaling") or config.get("rope_parameters")):
         config["rope_scaling"] = _YARN
     norm = rms_norm(config)

@@ -1,6 +1,6 @@
-"""Mistral: llama with a sliding window in every layer, where the checkpoint has one."""
+"""Mistral: llama with a sliding window in every layer, where the checkpoint has one, or in those it names."""
 
-__all__ = ["NAMES", "spec"]
+__all__ = ["MODEL_TYPES", "NAMES", "spec", "with_windows"]
 
 from dataclasses import replace
 
@@ -8,6 +8,8 @@ from xinfer.models.families import Config, llama
 from xinfer.models.families._parts import layer_windows
 from xinfer.models.families.llama import NAMES
 from xinfer.models.spec import DecoderSpec
+
+MODEL_TYPES = ("mistral", "ministral")
 
 
 def spec(config: Config) -> DecoderSpec:

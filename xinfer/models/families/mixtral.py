@@ -7,10 +7,19 @@ from xinfer.models.families._parts import attention, decoder, experts, layer_win
 from xinfer.models.names import Names
 from xinfer.models.spec import DecoderSpec, LayerSpec
 
+_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
 
 def spec(config: Config) -> DecoderSpec:
     """Describe a mixtral."""
-    config = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131_072, **config}
+    config = {**_DEFAULTS, **config}
     norm = rms_norm(config)
     feed_forward = mlp(config, experts=experts(config, "num_local_experts"))
     windows = layer_windows(config, [True] * num_layers(config))

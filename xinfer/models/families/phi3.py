@@ -12,9 +12,10 @@ def spec(config: Config) -> DecoderSpec:
     """Describe a phi3; what its old configs call yarn is longrope."""
     defaults = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
     config = {**defaults, **config}
-    scaling = config.get("rope_scaling")
-    if isinstance(scaling, dict) and "yarn" in (scaling.get("type"), scaling.get("rope_type")):
-        config["rope_scaling"] = {**scaling, "type": "longrope", "rope_type": "longrope"}
+    for spelling in ("rope_scaling", "rope_parameters"):
+        scaling = config.get(spelling)
+        if isinstance(scaling, dict) and "yarn" in (scaling.get("type"), scaling.get("rope_type")):
+            config[spelling] = {**scaling, "type": "longrope", "rope_type": "longrope"}
     norm = rms_norm(config)
     windows = layer_windows(config, [True] * num_layers(config))
     layers = [LayerSpec(attention(config, window=window), mlp(config), norm, norm) for window in windows]

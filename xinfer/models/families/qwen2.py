@@ -23,7 +23,8 @@ def windows(config: Config) -> list[int | None]:
     layers = num_layers(config)
     if not flag(config, "use_sliding_window"):
         return [None] * layers
-    if config.get("sliding_window") is None:
+    config = {"sliding_window": 4096, **config}
+    if config["sliding_window"] is None:
         raise ModelError("config.json: use_sliding_window=true, but sliding_window is missing: give its width")
     full = integer(config, "max_window_layers", 28, least=0)
     return layer_windows(config, [i >= full for i in range(layers)])

@@ -10,10 +10,18 @@ from xinfer.models.families.qwen2 import windows
 from xinfer.models.names import Names
 from xinfer.models.spec import DecoderSpec, LayerSpec
 
+_DEFAULTS = {
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
+
 
 def spec(config: Config) -> DecoderSpec:
     """Describe a qwen3_moe."""
-    config = {"num_key_value_heads": 4, "max_position_embeddings": 32_768, **config}
+    config = {**_DEFAULTS, **config}
     norm = rms_norm(config)
     sparse = mlp(config, "moe_intermediate_size", experts=experts(config, normalized=flag(config, "norm_topk_prob")))
     layers = [
