@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from xinfer.errors import ModelError
-from xinfer.models.gguf_architectures import ARCHITECTURES, Architecture, Undo
+from xinfer.models.gguf_architecture import Architecture, Undo
+from xinfer.models.gguf_architectures import ARCHITECTURES
 from xinfer.models.gguf_keys import Keys
 from xinfer.models.gguf_reader import GgufReader
 from xinfer.models.names import Names
 from xinfer.models.weights import Tensors
 
 Config = dict[str, Any]
+
+_ATTENTION = ("attn_q", "attn_qkv", "attn_output")
 
 
 class GgufFile:
@@ -50,13 +53,16 @@ class GgufFile:
         return self._known[name]
 
     @cached_property
+    def _keys(self) -> Keys:
+        return Keys(self.path, self.architecture.name, self.metadata, {*self._reader})
+
+    @cached_property
     def config(self) -> Config:
         """The metadata in the words of config.json.
 
         What a file may leave out: `vocab_size` is the length of the token list, `rope.freq_base` is 10,000.
         """
-        architecture = self.architecture
-        keys = Keys(self.path, architecture.name, self.metadata, {*self._reader})
+        architecture, keys = self.architecture, self._keys
         keys.demand("attention.causal", True)
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         heads = architecture.heads(keys)
@@ -66,7 +72,7 @@ class GgufFile:
             "num_hidden_layers": keys.get("block_count"),
             "max_position_embeddings": keys.get("context_length"),
             "tie_word_embeddings": "output.weight" not in keys.tensors,
-            "attention_bias": bool({"blk.0.attn_q.bias", "blk.0.attn_output.bias"} & keys.tensors),
+            "attention_bias": bool({f"blk.0.{name}.bias" for name in _ATTENTION} & keys.tensors),
             "mlp_bias": "blk.0.ffn_up.bias" in keys.tensors,
             **heads,
             **architecture.fixed,
@@ -86,8 +92,6 @@ class GgufFile:
         whole: int = heads["head_dim"] if "head_dim" in heads else heads["qk_rope_head_dim"]
         turned = keys.integer("rope.dimension_count", whole)
         keys.demand("rope.dimension_count_swa", turned)
-        if turned == whole:
-            return {}
         if (word := self.architecture.partial) is None or turned > whole:
             keys.demand("rope.dimension_count", whole, why=": all of a head is expected to turn")
             return {}
@@ -95,9 +99,8 @@ class GgufFile:
 
     def _rope(self, keys: Keys) -> Config:
         """Translate base and scaling: factors stored as tensors (llama 3.1, phi3), or a kind with a factor."""
-        words: Config = {"rope_theta": keys.get("rope.freq_base", 10_000.0)}
-        if "rope.freq_base_swa" not in self.architecture.optional:
-            keys.demand("rope.freq_base_swa", words["rope_theta"])
+        base = keys.get("rope.freq_base", 10_000.0)
+        words: Config = {self.architecture.base: base}
         longest = keys.get("context_length")
         original = keys.get("rope.scaling.original_context_length", longest)
         kind = keys.get("rope.scaling.type", "linear")
@@ -121,7 +124,15 @@ class GgufFile:
             scaling = {"rope_type": kind, "factor": factor}
         if scaling["rope_type"] not in ("longrope", "yarn"):
             keys.demand("rope.scaling.attn_factor", 1.0)
-        return words | {"rope_scaling": scaling}
+        if self.architecture.local_base is None or not keys.get("attention.sliding_window", 0):
+            keys.demand("rope.freq_base_swa", base)
+            return words | {"rope_scaling": scaling}
+        local = keys.get("rope.freq_base_swa", self.architecture.local_base(base))
+        kinds = {
+            "full_attention": {**scaling, "rope_theta": base},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        }
+        return words | {"rope_parameters": kinds}
 
     def _yarn(self, keys: Keys, factor: float, amplitude: float) -> Config:
         """Translate yarn; `attn_factor` multiplies the usual amplitude, `yarn_attn_factor` is instead of it."""
@@ -148,7 +159,8 @@ class GgufFile:
     @property
     def names(self) -> Names:
         """From its names of tensors to the canonical ones."""
-        return Names(self.architecture.top, self.architecture.layer, "blk")
+        layer = self.architecture.layer
+        return Names(self.architecture.top, layer(self._keys) if callable(layer) else layer, "blk")
 
     def tensors(self) -> Tensors:
         """Return the tensors, dequantized and put in the family's order when read."""

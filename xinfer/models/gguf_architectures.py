@@ -1,178 +1,31 @@
 """The architectures of GGUF files that can be translated, a table entry each.
 
-Keys, names and layouts are those of llama.cpp's converter (https://github.com/ggml-org/llama.cpp, `conversion`); what a
-file leaves out because all models of its kind have it, is what llama.cpp's `src/models` has.
+Keys are those of llama.cpp's converter (https://github.com/ggml-org/llama.cpp, `conversion`); what a file leaves out
+because all models of its kind have it, is what llama.cpp's `src/models` has.
 """
 
-__all__ = ["ARCHITECTURES", "LAYER", "TOP", "Architecture", "pairs"]
+__all__ = ["ARCHITECTURES"]
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
-import torch
-from torch import Tensor
-
+from xinfer.models.gguf_architecture import LAYER, LESS_ONE, ONE_ROW, PAIRS, PER_HEAD, Architecture, Config
 from xinfer.models.gguf_keys import Keys
 from xinfer.models.names import Stored, Target
 
-Config = dict[str, Any]
-Undo = Callable[[Tensor, Config], Tensor]
-
 _MAX_LAYERS = 1001  # one more than families accept
-
-TOP: dict[str, Target] = {
-    "token_embd": "embed",
-    "position_embd": "positions",
-    "output_norm": "norm",
-    "output": "head",
-    "rope_freqs.weight": None,  # these are read with the keys
-    "rope_factors_long.weight": None,
-    "rope_factors_short.weight": None,
-}
-# What a tensor of a layer is, in all architectures but those that say otherwise.
-LAYER: dict[str, Target] = {
-    "attn_norm": "attn_norm",
-    "post_attention_norm": "attn_post_norm",
-    "ffn_norm": "mlp_norm",
-    "post_ffw_norm": "mlp_post_norm",
-    "attn_qkv": Stored(("attn.q", "attn.k", "attn.v")),
-    "attn_q": "attn.q",
-    "attn_k": "attn.k",
-    "attn_v": "attn.v",
-    "attn_output": "attn.o",
-    "attn_q_norm": "attn.q_norm",
-    "attn_k_norm": "attn.k_norm",
-    "attn_sinks.weight": "attn.sinks",
-    "attn_q_a": "attn.q_a",
-    "attn_q_a_norm": "attn.q_a_norm",
-    "attn_q_b": "attn.q_b",
-    "attn_kv_a_mqa": "attn.kv_a",
-    "attn_kv_a_norm": "attn.kv_a_norm",
-    "attn_kv_b": Stored(("attn.k_b", "attn.v_b"), interleaved="heads"),
-    "attn_k_b": "attn.k_b",
-    "attn_v_b": "attn.v_b",
-    "ffn_gate": "mlp.gate",
-    "ffn_up": "mlp.up",
-    "ffn_down": "mlp.down",
-    "ffn_gate_inp": "mlp.router",
-    "exp_probs_b.bias": "mlp.router.correction",
-    "ffn_gate_exps": "mlp.experts.gate",
-    "ffn_up_exps": "mlp.experts.up",
-    "ffn_down_exps": "mlp.experts.down",
-    "ffn_gate_up_exps": Stored(("mlp.experts.gate", "mlp.experts.up")),
-    "ffn_gate.*": "mlp.experts.gate",  # of files from before April 2024
-    "ffn_up.*": "mlp.experts.up",
-    "ffn_down.*": "mlp.experts.down",
-    "ffn_gate_shexp": "mlp.shared.gate",
-    "ffn_up_shexp": "mlp.shared.up",
-    "ffn_down_shexp": "mlp.shared.down",
-    "ffn_gate_inp_shexp": "mlp.shared_gate",
-}
-
-
-def _nothing(keys: Keys) -> Config:
-    return {}
-
-
-def _sharpening(multiplier: float) -> Config:
-    return {"mscale": 1.0, "mscale_all_dim": multiplier}
-
-
-def grouped_heads(keys: Keys) -> Config:
-    """Return the shape of grouped-query attention.
-
-    What a file may leave out: `head_count_kv` is `head_count`, `attention.key_length` the embedding's share of a head.
-    """
-    hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
-    head_dim = keys.integer("attention.key_length", max(1, hidden // heads))
-    for name in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
-        keys.demand(name, head_dim, why=": queries, keys and values must be as wide as each other")
-    return {
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.get("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How one architecture's files are translated to the config.json and the canonical names of a family.
-
-    Attributes:
-        name: what `general.architecture` says.
-        model_type: the family, or what tells it from the keys.
-        words: from keys to config.json's words, all needed.
-        optional: those of which a file may say nothing, and config.json then says nothing either.
-        fixed: what config.json says for all such files; the words above go before.
-        more: further words, which need more than renaming; they go before all others.
-        heads: the words for heads and their widths.
-        partial: whether a part of each head may be without positions; what config.json calls the turned share.
-        turned: what config.json's rope scaling says besides, of all such files that have one.
-        sharpening: what config.json's yarn says for a `yarn_log_multiplier`.
-        layer, top: what tensors are.
-        undo: what puts a tensor into the family's order, by its name in a layer or at the top.
-    """
-
-    name: str
-    model_type: str | Callable[[Keys], str]
-    words: Mapping[str, str] = field(default_factory=dict)
-    optional: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    more: Callable[[Keys], Config] = _nothing
-    heads: Callable[[Keys], Config] = grouped_heads
-    partial: str | None = None
-    turned: Mapping[str, Any] = field(default_factory=dict)
-    sharpening: Callable[[float], Config] = _sharpening
-    layer: Mapping[str, Target] = field(default_factory=lambda: LAYER)
-    top: Mapping[str, Target] = field(default_factory=lambda: TOP)
-    undo: Mapping[str, Undo] = field(default_factory=dict)
-
-
-# --- what converters did to tensors ----------------------------------------------------------------------------------
-
-
-def pairs(heads: str) -> Undo:
-    """Undo the interleaving of the two halves of each head's rows; `heads` is config.json's word for their number."""
-    return lambda tensor, config: _half_split(tensor, config[heads])
-
-
-def _half_split(tensor: Tensor, heads: int) -> Tensor:
-    rows = tensor.shape[0]
-    return tensor.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).reshape(tensor.shape)
-
-
-def _pairs_in_fused(tensor: Tensor, config: Config) -> Tensor:
-    """The same where queries, keys and values are one tensor."""
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    turned = tensor.shape[0] // (heads + 2 * kv_heads) * (heads + kv_heads)
-    return torch.cat([_half_split(tensor[:turned], heads + kv_heads), tensor[turned:]])
-
-
-def _less_one(tensor: Tensor, config: Config) -> Tensor:
-    """Return w of a stored 1 + w."""
-    return tensor.float() - 1
-
-
-PAIRS: dict[str, Undo] = {
-    "attn_q": pairs("num_attention_heads"),
-    "attn_k": pairs("num_key_value_heads"),
-    "attn_qkv": _pairs_in_fused,
-}
-_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "attn_q_norm", "attn_k_norm", "output_norm")
-LESS_ONE: dict[str, Undo] = dict.fromkeys(_NORMS, _less_one)
-PER_HEAD: dict[str, Undo] = {
-    "attn_k_b": lambda tensor, config: tensor.transpose(-1, -2).flatten(0, -2) if tensor.ndim == 3 else tensor,
-    "attn_v_b": lambda tensor, config: tensor.flatten(0, -2),
-}
-
-# --- what needs more than a word -------------------------------------------------------------------------------------
 
 RMS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 FEED_FORWARD = {"feed_forward_length": "intermediate_size"}
 USUAL = {**RMS, **FEED_FORWARD}
+LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps", **FEED_FORWARD}
 EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+SCALED = {"logit_scale": "logits_scaling"}
+SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+}
 
 
 def _window(keys: Keys) -> int | None:
@@ -218,13 +71,26 @@ def _qwen_window(keys: Keys) -> Config:
     return {} if window is None else {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
 
 
+def _experts_normed(usual: bool) -> Callable[[Keys], Config]:
+    """Return what tells whether weights of experts are made to sum to one; few files say it."""
+
+    def more(keys: Keys) -> Config:
+        keys.demand("expert_gating_func", 1)
+        return {"norm_topk_prob": bool(keys.get("expert_weights_norm", usual))}
+
+    return more
+
+
+def _qwen2_moe(keys: Keys) -> Config:
+    return {**_experts_normed(False)(keys), "qkv_bias": "blk.0.attn_q.bias" in keys.tensors}
+
+
 def _qwen3_moe(keys: Keys) -> Config:
-    keys.demand("expert_gating_func", 1)
     size = keys.get("feed_forward_length", 0) // max(1, keys.integer("expert_used_count"))
     return {
         **_qwen_window(keys),
+        **_experts_normed(True)(keys),
         "moe_intermediate_size": keys.get("expert_feed_forward_length", size),
-        "norm_topk_prob": bool(keys.get("expert_weights_norm", True)),
     }
 
 
@@ -249,6 +115,61 @@ def _gemma3(keys: Keys) -> Config:
 
 def _phi3(keys: Keys) -> Config:
     return {"sliding_window": _window(keys)}
+
+
+def _parallel(keys: Keys) -> Config:
+    return {"use_parallel_residual": bool(keys.get("use_parallel_residual"))}
+
+
+def _stablelm(keys: Keys) -> Config:
+    return {
+        **_parallel(keys),
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in keys.tensors,
+        "use_qkv_bias": "blk.0.attn_q.bias" in keys.tensors,
+    }
+
+
+def _falcon(keys: Keys) -> Config:
+    """Tell the first kind, with one key head, from the later ones, of which some have a norm for each part."""
+    kv_heads, norms = keys.get("attention.head_count_kv", 1), "blk.0.attn_norm_2.weight" in keys.tensors
+    grouped = norms or kv_heads != 1
+    return {
+        "bias": "blk.0.attn_qkv.bias" in keys.tensors,
+        "multi_query": not grouped,
+        "new_decoder_architecture": grouped,
+        "num_kv_heads": kv_heads,
+        "num_ln_in_parallel_attn": 2 if norms else 1,
+    }
+
+
+def _falcon_layer(keys: Keys) -> Mapping[str, Target]:
+    """Return what norms are: the first one in a file is the second part's where each part has its own."""
+    two = "blk.0.attn_norm_2.weight" in keys.tensors
+    return {**LAYER, "attn_norm": "mlp_norm", "attn_norm_2": "attn_norm"} if two else LAYER
+
+
+def _starcoder2(keys: Keys) -> Config:
+    return {"sliding_window": _window(keys), "use_bias": "blk.0.attn_q.bias" in keys.tensors}
+
+
+def _cohere(keys: Keys) -> Config:
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in keys.tensors}
+
+
+def _granite(keys: Keys) -> Config:
+    """Where others' positions were not tuned for a longer context, llama.cpp has none at all for this one."""
+    keys.demand("rope.scaling.finetuned", True, why=": it would take positions away")
+    return {}
+
+
+def _granite_moe(keys: Keys) -> Config:
+    keys.demand("expert_gating_func", 1)
+    shared = keys.get("expert_shared_feed_forward_length", 0)
+    return {**_granite(keys), **({"shared_intermediate_size": shared} if shared else {})}
+
+
+def _granite_moe_type(keys: Keys) -> str:
+    return "granitemoeshared" if keys.get("expert_shared_feed_forward_length", 0) else "granitemoe"
 
 
 def _gpt_oss(keys: Keys) -> Config:
@@ -292,6 +213,7 @@ def _deepseek(keys: Keys) -> Config:
         "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
         "routed_scaling_factor": keys.get("expert_weights_scale", 1.0) or 1.0,
         "n_shared_experts": keys.get("expert_shared_count", 0),
+        "topk_method": "greedy" if groups == 1 else "group_limited_greedy",  # which V2 alone asks for
     }
 
 
@@ -323,8 +245,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "gemma3",
         "gemma3_text",
         USUAL,
-        {"final_logit_softcapping": "final_logit_softcapping", "rope.freq_base_swa": "rope_local_base_freq"},
+        {"final_logit_softcapping": "final_logit_softcapping"},
         more=_gemma3,
+        local_base=lambda base: 10_000.0,
         undo=LESS_ONE,
     ),
     Architecture(
@@ -367,7 +290,63 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         "cohere2",
         "cohere2",
-        {"attention.layer_norm_epsilon": "layer_norm_eps", **FEED_FORWARD, "logit_scale": "logit_scale"},
+        {**LAYER_NORM, "logit_scale": "logit_scale"},
         more=_sliding(4),
+    ),
+    Architecture("command-r", "cohere", {**LAYER_NORM, "logit_scale": "logit_scale"}, more=_cohere),
+    Architecture(
+        "qwen2moe",
+        "qwen2_moe",
+        {
+            **USUAL,
+            **EXPERTS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+        more=_qwen2_moe,
+        undo=ONE_ROW,
+    ),
+    Architecture("gemma", "gemma", USUAL, undo=LESS_ONE),
+    Architecture("phi2", "phi", LAYER_NORM, partial="partial_rotary_factor"),
+    Architecture("gptneox", "gpt_neox", LAYER_NORM, more=_parallel, partial="rotary_pct", base="rotary_emb_base"),
+    Architecture(
+        "falcon",
+        "falcon",
+        {"attention.layer_norm_epsilon": "layer_norm_epsilon", "feed_forward_length": "ffn_hidden_size"},
+        more=_falcon,
+        layer=_falcon_layer,
+    ),
+    Architecture("stablelm", "stablelm", LAYER_NORM, more=_stablelm, partial="partial_rotary_factor"),
+    Architecture(
+        "starcoder2",
+        "starcoder2",
+        {"attention.layer_norm_epsilon": "norm_epsilon", **FEED_FORWARD},
+        more=_starcoder2,
+    ),
+    Architecture("olmo", "olmo", FEED_FORWARD, {"attention.clamp_kqv": "clip_qkv"}, undo=PAIRS),
+    Architecture(
+        "olmo2",
+        lambda keys: "olmo2" if _window(keys) is None else "olmo3",
+        USUAL,
+        more=_sliding(4),
+        local_base=lambda base: base,
+    ),
+    Architecture("olmoe", "olmoe", {**USUAL, **EXPERTS}, more=_experts_normed(False)),
+    Architecture("granite", "granite", {**USUAL, **SCALED}, SCALES, more=_granite, undo=PAIRS),
+    Architecture(
+        "granitemoe",
+        _granite_moe_type,
+        {**USUAL, **LOCAL_EXPERTS, **SCALED},
+        SCALES,
+        more=_granite_moe,
+        undo=PAIRS,
+    ),
+    Architecture("smollm3", "smollm3", USUAL, undo=PAIRS),
+    Architecture(
+        "glm4",
+        "glm4",
+        USUAL,
+        partial="partial_rotary_factor",
+        layer={**LAYER, "ffn_up": Stored(("mlp.gate", "mlp.up"))},
     ),
 )

@@ -54,6 +54,7 @@ ARCHITECTURES: dict[str, ARCH] = {
     "olmoe": ARCH.OLMOE,
     "granite": ARCH.GRANITE,
     "granitemoe": ARCH.GRANITE_MOE,
+    "granitemoeshared": ARCH.GRANITE_MOE,
     "smollm3": ARCH.SMOLLM3,
     "glm4": ARCH.GLM4,
 }
@@ -79,6 +80,29 @@ GGUF_SHAPES: dict[str, dict[str, Config]] = {
     },
     "deepseek_v3": {"usual": {"rope_scaling": {**_YARN, "type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.7}}},
     "cohere2": {"usual": {}},
+    # From here on converters leave out the base of the wavelengths, and the feed-forward part's width may be a rule.
+    "gemma": {"usual": {}},
+    "phi": {"usual": {"rope_theta": 10_000.0, "intermediate_size": 192}},
+    "gpt_neox": {"usual": {"rotary_emb_base": 10_000}, "serial": {"attention_bias": True, "hidden_act": "gelu"}},
+    "falcon": {
+        "one_key_head": {"rope_theta": 10_000.0},
+        "groups": {"ffn_hidden_size": 192},
+        "one_norm": {"bias": False},
+    },
+    "stablelm": {"usual": {"rope_theta": 10_000.0}, "normed": {}},
+    "cohere": {"usual": {}, "normed": {"attention_bias": False, "tie_word_embeddings": True}},
+    "starcoder2": {"usual": {"sliding_window": None}},
+    "olmo": {"usual": {}, "clipped": {"attention_bias": False}},
+    "olmo2": {"usual": {}},
+    "olmo3": {"usual": {"rope_scaling": _YARN}},
+    "olmoe": {"usual": {"rms_norm_eps": 1e-5}},
+    "granite": {"usual": {}, "bias": {}},
+    "granitemoe": {"usual": {}},
+    "granitemoeshared": {"usual": {}},
+    "smollm3": {"usual": {}},
+    "glm4": {"usual": {"attention_bias": True}, "plain": {}},
+    "qwen2_moe": {"usual": {}},
+    "deepseek_v2": {"usual": {}, "plain": {"attention_bias": False}},
 }
 
 
@@ -159,7 +183,7 @@ def _first(config: Config, *words: str) -> Any:
     return next((config[word] for word in words if word in config), None)
 
 
-# --- keys --------------------------------------------------------------------------------------------------------------
+# --- keys ------------------------------------------------------------------------------------------------------------
 
 _WORDS = {
     "block_count": ("num_hidden_layers", "n_layer"),
@@ -190,7 +214,7 @@ def _keys(config: Config, architecture: ARCH) -> Config:
     own = {
         ARCH.LLAMA: _whole_heads_turn,
         ARCH.GRANITE: _granite,
-        ARCH.GRANITE_MOE: _granite,
+        ARCH.GRANITE_MOE: lambda c: _granite(c) | _shared_size(c, "shared_intermediate_size"),
         ARCH.SMOLLM3: _whole_heads_turn,
         ARCH.QWEN3MOE: _qwen_moe,
         ARCH.QWEN2MOE: _qwen_moe,
@@ -217,13 +241,15 @@ def _keys(config: Config, architecture: ARCH) -> Config:
 
 def _head_dim(config: Config) -> int:
     heads = _first(config, "num_attention_heads", "n_head")
-    return config.get("head_dim") or _first(config, "hidden_size", "n_embd") // heads
+    dim: int = config.get("head_dim") or _first(config, "hidden_size", "n_embd") // heads
+    return dim
 
 
 def _turning(config: Config) -> Config:
     """Return the rope parameters of layers that see all."""
-    given = config.get("rope_parameters") or {}
-    return given.get("full_attention", given)
+    given: Config = config.get("rope_parameters") or {}
+    found: Config = given.get("full_attention", given)
+    return found
 
 
 def _rope(config: Config) -> Config:
@@ -257,11 +283,13 @@ def _granite(config: Config) -> Config:
     return _whole_heads_turn(config) | {name: float(config[word]) for name, word in scales.items()}
 
 
+def _shared_size(config: Config, word: str) -> Config:
+    return {"expert_shared_feed_forward_length": config[word]} if config.get(word) else {}
+
+
 def _qwen_moe(config: Config) -> Config:
-    keys = {"expert_feed_forward_length": config["moe_intermediate_size"]}
-    if shared := config.get("shared_expert_intermediate_size"):
-        keys["expert_shared_feed_forward_length"] = shared
-    return keys
+    size = {"expert_feed_forward_length": config["moe_intermediate_size"]}
+    return size | _shared_size(config, "shared_expert_intermediate_size")
 
 
 def _gemma2(config: Config) -> Config:
@@ -382,14 +410,15 @@ def _glm4(config: Config) -> Config:
     return {"rope.dimension_count": int(_head_dim(config) * _turning(config)["partial_rotary_factor"])}
 
 
-# --- tensors -----------------------------------------------------------------------------------------------------------
+# --- tensors ---------------------------------------------------------------------------------------------------------
 
 
 def _laid_out(tensors: dict[str, Array], config: Config) -> Named:
     """Yield tensors as the converter lays them out, under checkpoints' names, or those that it makes up."""
     yield from _rope_factors(config)
     changes: dict[str, Callable[[str, Array, Config], Named]] = {
-        **dict.fromkeys(("llama", "mistral", "mixtral", "granite", "granitemoe", "olmo", "smollm3"), _interleaved),
+        **dict.fromkeys(("llama", "mistral", "mixtral", "granite", "olmo", "smollm3"), _interleaved),
+        **dict.fromkeys(("granitemoe", "granitemoeshared"), _granite_moe),
         **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _one_more),
         **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _split_latent),
         "gpt2": _transposed,
@@ -397,9 +426,12 @@ def _laid_out(tensors: dict[str, Array], config: Config) -> Named:
         "gpt_neox": _fused,
         "falcon": _fused,
     }
-    change = changes.get(config["model_type"], lambda name, tensor, config: iter([(name, tensor)]))
+    change = changes.get(config["model_type"])
     for name, tensor in _stacked(tensors):
-        yield from change(name, tensor, config)
+        if change is None:
+            yield name, tensor
+        else:
+            yield from change(name, tensor, config)
 
 
 def _stacked(tensors: dict[str, Array]) -> Named:
@@ -437,13 +469,19 @@ def _interleaved(name: str, tensor: Array, config: Config) -> Named:
     if heads is not None:
         count = config[heads]
         tensor = tensor.reshape(count, 2, tensor.shape[0] // count // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
-    if name.endswith("input_linear.weight"):  # of granitemoe, in which experts lie in one tensor
+    yield name, tensor
+
+
+def _granite_moe(name: str, tensor: Array, config: Config) -> Named:
+    """Part gate and up."""
+    if name.endswith("input_linear.weight"):
         half = tensor.shape[-2] // 2
-        before = name.removesuffix("input_linear.weight").replace("block_sparse_moe", "mlp.experts")
+        before = name.removesuffix("input_linear.weight")
+        before = before.replace("block_sparse_moe", "mlp.experts").replace("shared_mlp", "mlp.shared_expert")
         yield f"{before}gate_proj.weight", tensor[..., :half, :]
         yield f"{before}up_proj.weight", tensor[..., half:, :]
     else:
-        yield name, tensor
+        yield from _interleaved(name, tensor, config)
 
 
 def _one_more(name: str, tensor: Array, config: Config) -> Named:
