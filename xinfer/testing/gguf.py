@@ -78,7 +78,10 @@ GGUF_SHAPES: dict[str, dict[str, Config]] = {
         "usual": {"swiglu_limit": 7.0, "rope_scaling": {**_YARN, "truncate": False, "rope_theta": 212.88}},
         "plain": {},
     },
-    "deepseek_v3": {"usual": {"rope_scaling": {**_YARN, "type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.7}}},
+    "deepseek_v3": {
+        "usual": {"rope_scaling": {**_YARN, "type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.7}},
+        "plain": {"rope_interleave": True},
+    },
     "cohere2": {"usual": {}},
     # From here on converters leave out the base of the wavelengths, and the feed-forward part's width may be a rule.
     "gemma": {"usual": {}},
@@ -94,7 +97,16 @@ GGUF_SHAPES: dict[str, dict[str, Config]] = {
     "starcoder2": {"usual": {"sliding_window": None}},
     "olmo": {"usual": {}, "clipped": {"attention_bias": False}},
     "olmo2": {"usual": {}},
-    "olmo3": {"usual": {"rope_scaling": _YARN}},
+    # llama.cpp has one base for all layers
+    "olmo3": {
+        "usual": {
+            "rope_scaling": None,
+            "rope_parameters": {
+                "full_attention": _YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        }
+    },
     "olmoe": {"usual": {"rms_norm_eps": 1e-5}},
     "granite": {"usual": {}, "bias": {}},
     "granitemoe": {"usual": {}},
@@ -102,7 +114,7 @@ GGUF_SHAPES: dict[str, dict[str, Config]] = {
     "smollm3": {"usual": {}},
     "glm4": {"usual": {"attention_bias": True}, "plain": {}},
     "qwen2_moe": {"usual": {}},
-    "deepseek_v2": {"usual": {}, "plain": {"attention_bias": False}},
+    "deepseek_v2": {"usual": {}, "plain": {"attention_bias": False, "q_lora_rank": 20}},
 }
 
 
@@ -236,7 +248,7 @@ def _keys(config: Config, architecture: ARCH) -> Config:
         ARCH.GLM4: _glm4,
     }
     add: Callable[[Config], Config] = own.get(architecture, lambda c: {})
-    return keys | add(config)
+    return {name: value for name, value in {**keys, **add(config)}.items() if value is not None}
 
 
 def _head_dim(config: Config) -> int:
@@ -335,7 +347,11 @@ def _phi3(config: Config) -> Config:
 
 def _gpt_neox(config: Config) -> Config:
     turned = int(_turning(config)["partial_rotary_factor"] * _head_dim(config))
-    return {"rope.dimension_count": turned, "use_parallel_residual": config["use_parallel_residual"]}
+    return {
+        "attention.head_count_kv": None,
+        "rope.dimension_count": turned,
+        "use_parallel_residual": config["use_parallel_residual"],
+    }
 
 
 def _gpt_oss(config: Config) -> Config:
@@ -384,7 +400,12 @@ def _cohere2(config: Config) -> Config:
 def _falcon(config: Config) -> Config:
     kv_heads = config["num_kv_heads"] if config["new_decoder_architecture"] or not config["multi_query"] else 1
     size = config.get("ffn_hidden_size") or 4 * config["hidden_size"]
-    return {"feed_forward_length": size, "attention.head_count_kv": kv_heads, "tensor_data_layout": "jploski"}
+    return {
+        "context_length": 2048,
+        "feed_forward_length": size,
+        "attention.head_count_kv": kv_heads,
+        "tensor_data_layout": "jploski",
+    }
 
 
 def _stablelm(config: Config) -> Config:
