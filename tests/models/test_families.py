@@ -70,6 +70,7 @@ REFUSED = {
     "deepseek_v2-sum": ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob=True is not supported"),
     "deepseek_v2-method": ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not supported"),
     "deepseek_v2-groups": ("deepseek_v2", {"n_group": 3}, "in 2 of 3 groups"),
+    "deepseek_v3-score": ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func='softmax' is not supported"),
     "qwen2_moe-layers": ("qwen2_moe", {"mlp_only_layers": "all"}, "mlp_only_layers='all', but a list"),
     "granitemoehybrid-recurrent": (
         "granitemoehybrid",

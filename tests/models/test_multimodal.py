@@ -15,6 +15,7 @@ from xinfer.models.model import Model
 from xinfer.models.multimodal import text_part
 from xinfer.testing.reference import reference_logits, write_reference
 from xinfer.testing.shapes import shape
+from xinfer.testing.shapes.common import GROWING, LATENT, YARN
 
 VISION = {
     "hidden_size": 16,
@@ -26,6 +27,20 @@ VISION = {
 }
 QWEN = {"depth": 1, "embed_dim": 16, "hidden_size": 48, "num_heads": 2}
 MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}
+QWEN3 = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "deepstack_visual_indexes": [0],
+}
+INTERLEAVED = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
+MISTRAL4 = {
+    "model_type": "mistral4",
+    "rope_parameters": {**YARN, **GROWING, "mscale": 1.0, "mscale_all_dim": 1.0},
+}
+GROUPS = {"q_lora_rank": None, "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "rope_interleave": False}
 GEMMA3 = {name: value for name, value in shape("gemma3_text", "usual").items() if name != "tie_word_embeddings"}
 CASES = {
     "gemma3": {
@@ -45,10 +60,27 @@ CASES = {
         "tie_word_embeddings": False,
         "vision_config": {"model_type": "pixtral", **VISION},
     },
+    "mistral3-mistral4": {
+        "model_type": "mistral3",
+        "text_config": shape("qwen2", "usual") | LATENT | MISTRAL4 | {"q_lora_rank": 20},
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "pixtral", **VISION},
+    },
+    "mistral3-mistral4-groups": {
+        "model_type": "mistral3",
+        "text_config": shape("qwen2", "usual") | LATENT | MISTRAL4 | GROUPS,
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "pixtral", **VISION},
+    },
     "qwen2_vl": {
         "model_type": "qwen2_vl",
         "text_config": shape("qwen2", "window") | MROPE | {"model_type": "qwen2_vl_text"},
         "vision_config": QWEN,
+    },
+    "qwen3_vl": {
+        "model_type": "qwen3_vl",
+        "text_config": shape("qwen3", "usual") | {"model_type": "qwen3_vl_text", "rope_scaling": INTERLEAVED},
+        "vision_config": QWEN3,
     },
     "qwen2_vl-flat": shape("qwen2", "usual") | MROPE | {"model_type": "qwen2_vl", "vision_config": QWEN},
 }

@@ -57,7 +57,8 @@ class AttentionSpec:
         heads, kv_heads, head_dim: query heads, key/value heads, width of a query and of a key.
         rope: its rotary embedding, or None where positions are not turned.
         qkv_bias, output_bias: whether the projections have biases.
-        qk_norm: normalization of queries and of keys before turning.
+        qk_norm: normalization of queries and of keys.
+        qk_norm_turned: whether it comes after turning, not before.
         qk_norm_over: what it normalizes: `head` (each head, all with the same factors), `heads` (each, with factors of
             its own), `all` (all heads as one vector).
         window: keys that a query sees, itself included; None for all before it.
@@ -76,6 +77,7 @@ class AttentionSpec:
     output_bias: bool = False
     qk_norm: NormSpec | None = None
     qk_norm_over: str = "head"
+    qk_norm_turned: bool = False
     window: int | None = None
     scaling: float | None = None
     softcap: float | None = None

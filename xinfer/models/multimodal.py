@@ -19,6 +19,7 @@ _PARTS = {
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_vl": "qwen2_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
     "smolvlm": "llama",
     "vipllava": "llama",
 }
@@ -42,14 +43,14 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     text, whole = config.get("text_config"), config.get("model_type")
     if not isinstance(text, dict):
         return dict(config)
-    if whole not in _PARTS:
+    if not isinstance(whole, str) or whole not in _PARTS:
         raise ModelError(
             f"config.json: model_type={whole!r} is not supported: its text part ({text.get('model_type')!r}) is not "
             f"known to be computed as one alone is (supported with a text_config: {', '.join(_PARTS)})"
         )
     shared = {name: config[name] for name in _SHARED if config.get(name) is not None}
     part = {**shared, "model_type": _PARTS[whole], **text}
-    sizes = _LEFT_OUT.get(part["model_type"], ())
+    sizes = _LEFT_OUT.get(str(part["model_type"]), ())
     part = {**dict(zip(_SIZES, sizes, strict=False)), **part}
     tied = [said["tie_word_embeddings"] for said in (config, text) if said.get("tie_word_embeddings") is not None]
     if tied:

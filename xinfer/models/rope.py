@@ -28,13 +28,14 @@ class RopeSpec:
         kind: one of `KINDS`.
         interleaved: whether dimension 2i turns with 2i + 1; else dimension i with i + dim / 2.
         factor: how much longer the context becomes (linear, dynamic, llama3, yarn, longrope).
-        original_max_len: tokens of context before it was made longer (all but linear).
+        original_max_len: tokens of context before it was made longer (all but linear; query_growth).
         low_freq_factor, high_freq_factor: where llama3 leaves wavelengths alone.
         beta_fast, beta_slow: turns within the original context between which yarn mixes.
         truncate: whether yarn mixes between whole dimensions.
         short, long: for each pair what its frequency is divided by, in contexts up to the original length and beyond
             (longrope); `factors` has `short` alone.
         amplitude: factor on cosine and sine (yarn, longrope).
+        query_growth: g in 1 + g * log(1 + n), a factor on queries at a position that is n original contexts on.
     """
 
     dim: int
@@ -51,6 +52,7 @@ class RopeSpec:
     short: tuple[float, ...] = ()
     long: tuple[float, ...] = ()
     amplitude: float = 1.0
+    query_growth: float = 0.0
 
     @property
     def depends_on_length(self) -> bool:

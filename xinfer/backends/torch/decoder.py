@@ -17,7 +17,7 @@ from xinfer.backends.torch.attention import Step
 from xinfer.backends.torch.invariant import InvariantStep, Padding, Part, by_rows
 from xinfer.backends.torch.linear import Linear, Load, Norm, PerHead, make_linear, make_norm
 from xinfer.backends.torch.mlp import Elementwise, Experts, Mlp
-from xinfer.backends.torch.rotary import Rotary, Turn, rotate
+from xinfer.backends.torch.rotary import Rotary, Turn, grow, rotate
 from xinfer.models.spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec
 
 AnyStep = Step | InvariantStep
@@ -42,14 +42,17 @@ class Attention(nn.Module):
         q_heads, kv_heads, dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
         qkv = self.qkv(x).view(len(x), q_heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : q_heads + kv_heads], qkv[:, q_heads + kv_heads :]
+        if self.spec.qk_norm_turned:
+            qk = rotate(qk, turn)
         if self.spec.qk_norm is not None:
             qk = torch.cat([self._normed(self.q_norm, qk[:, :q_heads]), self._normed(self.k_norm, qk[:, q_heads:])], 1)
         if (most := self.spec.clip) is not None:
             qk, v = qk.clamp(-most, most), v.clamp(-most, most)
-        qk = rotate(qk, turn)
+        if not self.spec.qk_norm_turned:
+            qk = rotate(qk, turn)
         kv = torch.cat([qk[:, q_heads:], v], 1).flatten(1)
         pool.index_copy_(0, step.slots, kv)
-        out: Tensor = self.o(step.attend(qk[:, :q_heads], kv, pool, self.spec, self.sinks))
+        out: Tensor = self.o(step.attend(grow(qk[:, :q_heads], turn), kv, pool, self.spec, self.sinks))
         return out
 
     def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
@@ -92,7 +95,7 @@ class LatentAttention(nn.Module):
         entry = torch.cat([self.kv_a_norm(vector), key[:, 0]], 1)
         pool.index_copy_(0, step.slots, entry)
         nope, rope = q.split([latent.nope_dim, latent.rope_dim], -1)
-        queries = torch.cat([self.k_b(nope), rotate(rope, turn)], -1)
+        queries = grow(torch.cat([self.k_b(nope), rotate(rope, turn)], -1), turn)
         found = step.attend(queries, entry, pool, self.spec).view(len(x), self.spec.heads, latent.rank)
         out: Tensor = self.o(self.v_b(found).flatten(1))
         return out

@@ -1,6 +1,6 @@
 """Rotary positions: the turn of each position, computed once and looked up."""
 
-__all__ = ["Rotary", "Turn", "rotate"]
+__all__ = ["Rotary", "Turn", "grow", "rotate"]
 
 from typing import NamedTuple
 
@@ -13,11 +13,15 @@ _PIECE = 1024  # positions computed at once; always the same ones together, so t
 
 
 class Turn(NamedTuple):
-    """Cosine and signed sine [T, 1, D] of T positions; of each pair the first dimension's sine is negative."""
+    """Cosine and signed sine [T, 1, D] of T positions; of each pair the first dimension's sine is negative.
+
+    `growth` [T, 1, 1] is a factor on queries besides, if there is one.
+    """
 
     cos: Tensor
     sin: Tensor
     interleaved: bool
+    growth: Tensor | None = None
 
 
 class Rotary:
@@ -35,7 +39,13 @@ class Rotary:
             cos, sin = self._piece(len(self._cos))
             self._cos, self._sin = torch.cat([self._cos, cos]), torch.cat([self._sin, sin])
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
-        return Turn(cos, sin, self.spec.interleaved)
+        return Turn(cos, sin, self.spec.interleaved, self._growth(positions))
+
+    def _growth(self, positions: Tensor) -> Tensor | None:
+        if not self.spec.query_growth:
+            return None
+        contexts = positions // self.spec.original_max_len
+        return (1 + self.spec.query_growth * (1 + contexts).log()).to(self._dtype)[:, None, None]
 
     def _piece(self, start: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(start, start + _PIECE, device=self._frequencies.device)
@@ -59,3 +69,8 @@ def rotate(x: Tensor, turn: Turn | None) -> Tensor:
         return torch.cat([rotate(x[..., :width], turn), x[..., width:]], -1)
     other = x.reshape(*x.shape[:-1], -1, 2).flip(-1).flatten(-2) if turn.interleaved else x.roll(width // 2, -1)
     return torch.addcmul(x * turn.cos, other, turn.sin)
+
+
+def grow(queries: Tensor, turn: Turn | None) -> Tensor:
+    """Multiply queries [T, heads, D] by the factor that their positions have, if there is one."""
+    return queries if turn is None or turn.growth is None else queries * turn.growth

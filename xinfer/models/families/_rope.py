@@ -36,7 +36,10 @@ def rope(config: Config, head_dim: int, layer_type: str | None = None, *, interl
         )
     kind = _kind(said)
     plain = {"dim": dim, "theta": number(merged, "rope_theta", 10_000.0), "interleaved": interleaved, "kind": kind}
-    spec = RopeSpec(**plain, **_parameters(kind, said, config, dim))  # type: ignore[arg-type]
+    scaled = _parameters(kind, said, config, dim)
+    if (growth := optional(said, "llama_4_scaling_beta")) is not None:
+        scaled |= {"query_growth": growth, "original_max_len": integer(said, "original_max_position_embeddings")}
+    spec = RopeSpec(**plain, **scaled)  # type: ignore[arg-type]
     _check(spec)
     return spec
 
@@ -45,7 +48,8 @@ def _check(spec: RopeSpec) -> None:
     """Refuse numbers that no frequencies come from, however they were combined."""
     try:
         longest = 2 * spec.original_max_len
-        sound = all(np.isfinite(spec.inverse_frequencies(length)).all() for length in (1, longest))
+        with np.errstate(all="ignore"):
+            sound = all(np.isfinite(spec.inverse_frequencies(length)).all() for length in (1, longest))
     except (ArithmeticError, ValueError):
         sound = False
     if not sound or not math.isfinite(spec.amplitude):

@@ -2,6 +2,8 @@
 
 __all__ = ["feed_forwards", "first_layers", "guessing_layers"]
 
+from typing import Any
+
 from xinfer.models.families import Config
 from xinfer.models.families._fields import flag, integer, number
 from xinfer.models.families._parts import experts, mlp, num_layers
@@ -14,20 +16,19 @@ def first_layers(config: Config) -> list[bool]:
     return [i >= first for i in range(num_layers(config))]
 
 
-def feed_forwards(config: Config, sparse: list[bool]) -> list[MlpSpec]:
-    """Return each layer's feed-forward part, of the sparse ones with experts that sigmoids choose."""
+def feed_forwards(config: Config, sparse: list[bool], **changes: Any) -> list[MlpSpec]:
+    """Return each layer's feed-forward part, of the sparse ones with experts; `changes` are those to their choice."""
     shared, size = integer(config, "n_shared_experts", least=0), integer(config, "moe_intermediate_size")
-    router = experts(
-        config,
-        "n_routed_experts",
-        score="sigmoid",
-        normalized=flag(config, "norm_topk_prob"),
-        scale=number(config, "routed_scaling_factor"),
-        correction=True,
-        groups=integer(config, "n_group"),
-        chosen_groups=integer(config, "topk_group"),
-        shared=shared * size or None,
-    )
+    usual: dict[str, Any] = {
+        "score": "sigmoid",
+        "normalized": flag(config, "norm_topk_prob"),
+        "scale": number(config, "routed_scaling_factor"),
+        "correction": True,
+        "groups": integer(config, "n_group"),
+        "chosen_groups": integer(config, "topk_group"),
+        "shared": shared * size or None,
+    }
+    router = experts(config, "n_routed_experts", **{**usual, **changes})
     several, one = mlp(config, "moe_intermediate_size", bias=False, experts=router), mlp(config, bias=False)
     return [several if here else one for here in sparse]
 

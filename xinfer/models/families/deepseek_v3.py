@@ -5,7 +5,7 @@ __all__ = ["LAYER", "NAMES", "latent_attention", "spec"]
 from typing import Any
 
 from xinfer.models.families import Config, llama, qwen3_moe
-from xinfer.models.families._fields import flag, integer, optional
+from xinfer.models.families._fields import flag, integer, number, optional, refuse
 from xinfer.models.families._parts import decoder, rms_norm
 from xinfer.models.families._rope import rope
 from xinfer.models.families._sparse import feed_forwards, first_layers, guessing_layers
@@ -31,6 +31,8 @@ _DEFAULTS = {
 def spec(config: Config) -> DecoderSpec:
     """Describe a deepseek_v3."""
     config = {**_DEFAULTS, **config}
+    for name, usual in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
+        refuse(config, name, usual)
     norm = rms_norm(config)
     attention = latent_attention(config, interleaved=flag(config, "rope_interleave", default=True))
     layers = [LayerSpec(attention, part, norm, norm) for part in feed_forwards(config, first_layers(config))]
@@ -48,7 +50,8 @@ def latent_attention(config: Config, interleaved: bool) -> AttentionSpec:
     turning = rope(config, turned, interleaved=interleaved)
     scaling = (nope + turned) ** -0.5
     if turning.kind != "default" and (everywhere := optional(given, "mscale_all_dim")):
-        scaling *= mscale(turning.factor, everywhere) ** 2
+        sharper = mscale(turning.factor, everywhere)
+        scaling = number({"mscale_all_dim": scaling * sharper * sharper}, "mscale_all_dim")
     bias = flag(config, "attention_bias")
     return AttentionSpec(heads, 1, rank + turned, turning, bias, bias, scaling=scaling, latent=latent)
 

@@ -1,6 +1,6 @@
 """What several shapes have in common."""
 
-__all__ = ["COMMON", "EXPERTS", "GPT2", "LATENT", "LLAMA3", "LONGROPE", "ROUTED", "YARN", "Config", "Shapes"]
+__all__ = ["COMMON", "EXPERTS", "GPT2", "GROWING", "LATENT", "LLAMA3", "LONGROPE", "ROUTED", "YARN", "Config", "Shapes"]
 
 from typing import Any
 
@@ -29,6 +29,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1000.0}
+GROWING = {"llama_4_scaling_beta": 0.5}
 LONGROPE = {
     "type": "longrope",
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8],

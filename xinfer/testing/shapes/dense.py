@@ -2,7 +2,7 @@
 
 __all__ = ["SHAPES"]
 
-from xinfer.testing.shapes.common import LLAMA3, LONGROPE, YARN, Shapes
+from xinfer.testing.shapes.common import GROWING, LLAMA3, LONGROPE, YARN, Shapes
 
 SHAPES: Shapes = {
     "llama": {
@@ -157,5 +157,18 @@ SHAPES: Shapes = {
     "seed_oss": {
         "usual": {"head_dim": 20, "attention_bias": True},
         "bias": {"head_dim": 16, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    },
+    "hunyuan_v1_dense": {
+        "usual": {"head_dim": 16, "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
+        "bias": {"head_dim": 12, "attention_bias": True, "rope_theta": 500.0, "tie_word_embeddings": True},
+    },
+    "ministral3": {
+        "usual": {"head_dim": 16, "rope_parameters": {**YARN, **GROWING}},
+        "window": {
+            "head_dim": 12,
+            "sliding_window": 20,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "original_max_position_embeddings": 30, **GROWING},
+        },
     },
 }

@@ -129,4 +129,8 @@ SHAPES: Shapes = {
             "first_k_dense_replace": 0,
         },
     },
+    "hunyuan_v1_moe": {
+        "usual": {"head_dim": 16, "num_experts": 6, "moe_topk": 2},
+        "lists": {"head_dim": 12, "num_experts": 6, "moe_topk": [1, 3, 2], "attention_bias": True},
+    },
 }

@@ -7,7 +7,7 @@ from xinfer.testing.shapes.common import Shapes
 SHAPES: Shapes = {
     "gpt2": {"usual": {}, "wide": {"n_inner": 60, "scale_attn_weights": False, "activation_function": "relu"}},
     "cohere2": {
-        "usual": {"sliding_window": 9, "sliding_window_pattern": 3, "tie_word_embeddings": True, "logit_scale": 0.4},
+        "usual": {"sliding_window": 9, "sliding_window_pattern": 3, "tie_word_embeddings": True, "logit_scale": 0.8},
         "bias": {
             "sliding_window": 30,
             "layer_types": ["full_attention", *["sliding_attention"] * 2],
