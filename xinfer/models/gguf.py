@@ -3,6 +3,7 @@
 __all__ = ["GgufFile"]
 
 import math
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -65,11 +66,14 @@ class GgufFile:
         architecture, keys = self.architecture, self._keys
         keys.demand("attention.causal", True)
         tokens = self.metadata.get("tokenizer.ggml.tokens")
-        heads = architecture.heads(keys)
+        heads, layers = architecture.heads(keys), keys.get("block_count")
+        if guessing := keys.get("nextn_predict_layers", 0):  # those behind the others, to guess further tokens
+            layers = keys.integer("block_count") - guessing
         config = {
             "vocab_size": keys.get("vocab_size", len(tokens) if isinstance(tokens, list) else None),
             "hidden_size": keys.integer("embedding_length"),
-            "num_hidden_layers": keys.get("block_count"),
+            "num_hidden_layers": layers,
+            "num_nextn_predict_layers": 0,
             "max_position_embeddings": keys.get("context_length"),
             "tie_word_embeddings": "output.weight" not in keys.tensors,
             "attention_bias": bool({f"blk.0.{name}.bias" for name in _ATTENTION} & keys.tensors),
@@ -118,7 +122,8 @@ class GgufFile:
         elif "rope_freqs.weight" in self._reader:
             scaling = {"rope_type": "factors", "factors": self._factors("rope_freqs.weight")}
         elif kind == "yarn":
-            scaling = {**self._yarn(keys, factor, amplitude), **self.architecture.turned}
+            scaling = {**self._yarn(keys, factor, amplitude), **self.architecture.turned(keys)}
+            scaling["original_max_position_embeddings"] = original
             words["original_max_position_embeddings"] = original
         elif kind != "none" and factor not in (0, 1):
             scaling = {"rope_type": kind, "factor": factor}
@@ -164,7 +169,13 @@ class GgufFile:
 
     def tensors(self) -> Tensors:
         """Return the tensors, dequantized and put in the family's order when read."""
-        return Tensors({name: self._shape(name) for name in self._reader}, self._ordered, (self.path,))
+        read = [name for name in self._reader if not self._guesses(name)]
+        return Tensors({name: self._shape(name) for name in read}, self._ordered, (self.path,))
+
+    def _guesses(self, name: str) -> bool:
+        """Whether a tensor is of the layers that guess further tokens, which are not used."""
+        last, layer = self.config["num_hidden_layers"], re.match(r"blk\.(\d{1,6})\.", name)
+        return layer is not None and last <= int(layer[1]) < last + self._keys.get("nextn_predict_layers", 0)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         shape = self._reader.shape(name)
@@ -182,4 +193,5 @@ class GgufFile:
 
     def _undo(self, name: str) -> Undo | None:
         place = name.split(".", 2)[2] if name.startswith("blk.") and name.count(".") > 1 else name
-        return self.architecture.undo.get(place.rpartition(".")[0])
+        undo = self.architecture.undo
+        return undo.get(place) or undo.get(place.rpartition(".")[0])

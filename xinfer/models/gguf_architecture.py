@@ -119,10 +119,11 @@ class Architecture:
         base: what it calls the base of the wavelengths.
         local_base: the base of layers with a window, from the others', where the file does not say it and such layers
             have no scaling; None where all layers turn alike.
-        turned: what config.json's rope scaling says besides, of all such files that have one.
+        turned: what config.json's yarn says besides.
         sharpening: what config.json's yarn says for a `yarn_log_multiplier`.
         layer, top: what tensors are; in a layer it may depend on the file.
-        undo: what puts a tensor into the family's order, by its name in a layer or at the top.
+        undo: what puts a tensor into the family's order, by its name in a layer or at the top, the last part left off
+            where weight and bias go the same way.
     """
 
     name: str
@@ -135,7 +136,7 @@ class Architecture:
     partial: str | None = None
     base: str = "rope_theta"
     local_base: Callable[[float], float] | None = None
-    turned: Mapping[str, Any] = field(default_factory=dict)
+    turned: Callable[[Keys], Config] = _nothing
     sharpening: Callable[[float], Config] = _sharpening
     layer: Mapping[str, Target] | Callable[[Keys], Mapping[str, Target]] = field(default_factory=lambda: LAYER)
     top: Mapping[str, Target] = field(default_factory=lambda: TOP)
@@ -169,7 +170,7 @@ PAIRS: dict[str, Undo] = {
     "attn_qkv": _pairs_in_fused,
 }
 _NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "attn_q_norm", "attn_k_norm", "output_norm")
-LESS_ONE: dict[str, Undo] = dict.fromkeys(_NORMS, _less_one)
+LESS_ONE: dict[str, Undo] = {f"{name}.weight": _less_one for name in _NORMS}
 ONE_ROW: dict[str, Undo] = {"ffn_gate_inp_shexp": lambda tensor, config: tensor.reshape(1, -1)}
 PER_HEAD: dict[str, Undo] = {
     "attn_k_b": lambda tensor, config: tensor.transpose(-1, -2).flatten(0, -2) if tensor.ndim == 3 else tensor,

@@ -20,6 +20,12 @@ USUAL = {**RMS, **FEED_FORWARD}
 LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps", **FEED_FORWARD}
 EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+ROUTED = {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
 SCALED = {"logit_scale": "logits_scaling"}
 SCALES = {
     "attention.scale": "attention_multiplier",
@@ -63,6 +69,15 @@ def _llama(keys: Keys) -> Config:
         keys.demand("expert_gating_func", 1)
         words |= {word: keys.get(name) for name, word in LOCAL_EXPERTS.items()}
     return words
+
+
+def _mistral3_type(keys: Keys) -> str:
+    return "ministral3" if "attention.temperature_scale" in keys else _llama_type(keys)
+
+
+def _growing(keys: Keys) -> Config:
+    growth = keys.number("attention.temperature_scale", 0.0)
+    return {"llama_4_scaling_beta": growth} if growth else {}
 
 
 def _qwen_window(keys: Keys) -> Config:
@@ -200,12 +215,20 @@ def latent_heads(keys: Keys) -> Config:
 
 
 def _deepseek_type(keys: Keys) -> str:
-    """Tell V2, whose experts a softmax scores, from V3, where a sigmoid does."""
+    """Tell V2, whose experts a softmax scores, from V3, where a sigmoid does; old files and GLM-4.7's don't say it."""
     keys.demand("expert_gating_func", 1, 2)
-    return "deepseek_v3" if keys.get("expert_gating_func", 1) == 2 else "deepseek_v2"
+    is_glm = keys.get("block_count") in (47, 48) and keys.get("vocab_size", 0) == 154_880
+    return "deepseek_v3" if keys.get("expert_gating_func", 2 if is_glm else 1) == 2 else "deepseek_v2"
 
 
 def _deepseek(keys: Keys) -> Config:
+    words = _routed(keys)
+    if _deepseek_type(keys) == "deepseek_v2":
+        words["topk_method"] = "greedy" if words["n_group"] == 1 else "group_limited_greedy"
+    return words
+
+
+def _routed(keys: Keys) -> Config:
     groups = keys.get("expert_group_count", 1) or 1
     return {
         "n_group": groups,
@@ -213,8 +236,26 @@ def _deepseek(keys: Keys) -> Config:
         "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
         "routed_scaling_factor": keys.get("expert_weights_scale", 1.0) or 1.0,
         "n_shared_experts": keys.get("expert_shared_count", 0),
-        "topk_method": "greedy" if groups == 1 else "group_limited_greedy",  # which V2 alone asks for
     }
+
+
+def _sigmoid_experts(keys: Keys) -> Config:
+    keys.demand("expert_gating_func", 2)
+    return {**_routed(keys), "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.tensors, "sliding_window": None}
+
+
+def _seed_oss(keys: Keys) -> Config:
+    own = {"attention_bias": "attn_q", "attention_out_bias": "attn_output"}
+    return {word: f"blk.0.{name}.bias" in keys.tensors for word, name in own.items()}
+
+
+def _hunyuan_moe(keys: Keys) -> Config:
+    """All parts are as wide as each other, and one computes all tokens."""
+    for name in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
+        keys.demand(name, keys.get("feed_forward_length"))
+    keys.demand("expert_shared_count", 1)
+    keys.demand("expert_gating_func", 1)
+    return {}
 
 
 def _deepseek_sharpening(multiplier: float) -> Config:
@@ -226,7 +267,7 @@ def _deepseek_sharpening(multiplier: float) -> Config:
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("llama", _llama_type, USUAL, more=_llama, undo=PAIRS),
-    Architecture("mistral3", _llama_type, USUAL, more=_llama, undo=PAIRS),
+    Architecture("mistral3", _mistral3_type, USUAL, more=_llama, turned=_growing, undo=PAIRS),
     Architecture("qwen2", "qwen2", USUAL, more=_qwen_window),
     Architecture("qwen3", "qwen3", USUAL, more=_qwen_window),
     Architecture("qwen3moe", "qwen3_moe", {**USUAL, **EXPERTS}, more=_qwen3_moe),
@@ -268,19 +309,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "gpt_oss",
         {**USUAL, **LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
         more=_gpt_oss,
-        turned={"truncate": False},
+        turned=lambda keys: {"truncate": False},
         layer={**LAYER, "post_attention_norm": "mlp_norm"},
     ),
     Architecture(
         "deepseek2",
         _deepseek_type,
-        {
-            **USUAL,
-            "expert_count": "n_routed_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "leading_dense_block_count": "first_k_dense_replace",
-        },
+        {**USUAL, **ROUTED},
         fixed={"rope_interleave": True},
         more=_deepseek,
         heads=latent_heads,
@@ -348,5 +383,38 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         USUAL,
         partial="partial_rotary_factor",
         layer={**LAYER, "ffn_up": Stored(("mlp.gate", "mlp.up"))},
+    ),
+    Architecture(
+        "glm4moe",
+        "glm4_moe",
+        {**USUAL, **ROUTED},
+        more=_sigmoid_experts,
+        partial="partial_rotary_factor",
+        layer={**LAYER, "post_attention_norm": "mlp_norm"},
+    ),
+    Architecture("dots1", "dots1", {**USUAL, **ROUTED}, more=_sigmoid_experts),
+    Architecture("arcee", "arcee", USUAL, undo=PAIRS),
+    Architecture("seed_oss", "seed_oss", USUAL, more=_seed_oss, layer={**LAYER, "post_attention_norm": "mlp_norm"}),
+    Architecture(
+        "nemotron",
+        "nemotron",
+        {"attention.layer_norm_epsilon": "norm_eps", **FEED_FORWARD},
+        partial="partial_rotary_factor",
+        undo=LESS_ONE,
+    ),
+    Architecture("exaone4", "exaone4", USUAL, more=_sliding(4)),
+    Architecture("ernie4_5", "ernie4_5", USUAL, more=lambda keys: {"use_bias": "blk.0.attn_q.bias" in keys.tensors}),
+    Architecture(
+        "starcoder",
+        "gpt_bigcode",
+        {"attention.layer_norm_epsilon": "layer_norm_epsilon", "feed_forward_length": "n_inner"},
+        more=lambda keys: {"multi_query": keys.get("attention.head_count_kv", 1) == 1},
+    ),
+    Architecture("hunyuan-dense", "hunyuan_v1_dense", USUAL),
+    Architecture(
+        "hunyuan-moe",
+        "hunyuan_v1_moe",
+        {**USUAL, "expert_count": "num_experts", "expert_used_count": "moe_topk"},
+        more=_hunyuan_moe,
     ),
 )

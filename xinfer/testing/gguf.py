@@ -57,6 +57,18 @@ ARCHITECTURES: dict[str, ARCH] = {
     "granitemoeshared": ARCH.GRANITE_MOE,
     "smollm3": ARCH.SMOLLM3,
     "glm4": ARCH.GLM4,
+    "glm4_moe": ARCH.GLM4_MOE,
+    "glm4_moe_lite": ARCH.DEEPSEEK2,
+    "dots1": ARCH.DOTS1,
+    "arcee": ARCH.ARCEE,
+    "seed_oss": ARCH.SEED_OSS,
+    "nemotron": ARCH.NEMOTRON,
+    "exaone4": ARCH.EXAONE4,
+    "ernie4_5": ARCH.ERNIE4_5,
+    "gpt_bigcode": ARCH.STARCODER,
+    "hunyuan_v1_dense": ARCH.HUNYUAN_DENSE,
+    "hunyuan_v1_moe": ARCH.HUNYUAN_MOE,
+    "ministral3": ARCH.MISTRAL3,
 }
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1000.0}
@@ -115,6 +127,20 @@ GGUF_SHAPES: dict[str, dict[str, Config]] = {
     "glm4": {"usual": {"attention_bias": True}, "plain": {}},
     "qwen2_moe": {"usual": {}},
     "deepseek_v2": {"usual": {}, "plain": {"attention_bias": False, "q_lora_rank": 20}},
+    "glm4_moe": {"usual": {}, "groups": {}},
+    "glm4_moe_lite": {"usual": {}},
+    "dots1": {"usual": {}},
+    "arcee": {"usual": {"rope_scaling": _YARN}},
+    "seed_oss": {"usual": {}},
+    "nemotron": {"usual": {}},
+    "exaone4": {"usual": {}, "whole": {}},
+    "ernie4_5": {"usual": {}},
+    "gpt_bigcode": {"usual": {}},
+    "hunyuan_v1_dense": {"usual": {}, "bias": {}},
+    "hunyuan_v1_moe": {"usual": {}},
+    "ministral3": {
+        "usual": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.5}}
+    },
 }
 
 
@@ -246,6 +272,18 @@ def _keys(config: Config, architecture: ARCH) -> Config:
         ARCH.OLMO2: _olmo2,
         ARCH.OLMOE: lambda c: {"attention.layer_norm_rms_epsilon": 1e-5},
         ARCH.GLM4: _glm4,
+        ARCH.GLM4_MOE: _glm4_moe,
+        ARCH.DOTS1: _routed,
+        ARCH.ARCEE: _whole_heads_turn,
+        ARCH.NEMOTRON: _nemotron,
+        ARCH.EXAONE4: _olmo2,
+        ARCH.STARCODER: lambda c: {
+            "feed_forward_length": c["n_inner"] or 4 * c["n_embd"],
+            "attention.head_count_kv": 1,
+        },
+        ARCH.HUNYUAN_DENSE: _hunyuan,
+        ARCH.HUNYUAN_MOE: _hunyuan_moe,
+        ARCH.MISTRAL3: _mistral3,
     }
     add: Callable[[Config], Config] = own.get(architecture, lambda c: {})
     return {name: value for name, value in {**keys, **add(config)}.items() if value is not None}
@@ -372,19 +410,69 @@ def _deepseek(config: Config) -> Config:
         "attention.key_length_mla": config["qk_nope_head_dim"] + turned,
         "attention.value_length_mla": config["v_head_dim"],
         "rope.dimension_count": turned,
-        "leading_dense_block_count": config["first_k_dense_replace"],
-        "expert_feed_forward_length": config["moe_intermediate_size"],
-        "expert_shared_count": config["n_shared_experts"],
-        "expert_weights_scale": float(config["routed_scaling_factor"]),
-        "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1,
+        **_routed(config),
     }
-    if config.get("norm_topk_prob"):
-        keys["expert_weights_norm"] = True
     if config["q_lora_rank"] is not None:
         keys["attention.q_lora_rank"] = config["q_lora_rank"]
     if everywhere := _turning(config).get("mscale_all_dim"):
         keys["rope.scaling.yarn_log_multiplier"] = 0.1 * everywhere
     return keys
+
+
+def _glm4_moe(config: Config) -> Config:
+    """With the layers that guess further tokens counted, as the converter does it also where they are missing."""
+    guessing = config.get("num_nextn_predict_layers", 0)
+    layers = {"block_count": config["num_hidden_layers"] + guessing, "nextn_predict_layers": guessing or None}
+    return {**_glm4(config), **_routed(config), **layers}
+
+
+def _routed(config: Config) -> Config:
+    kinds = config.get("mlp_layer_types") or ["dense"] * config.get("first_k_dense_replace", 0)
+    keys = {
+        "leading_dense_block_count": kinds.count("dense"),
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": float(config["routed_scaling_factor"]),
+        "expert_gating_func": 1 if config["model_type"] == "deepseek_v2" else 2,
+    }
+    if config.get("norm_topk_prob") or config["model_type"] in ("glm4_moe", "dots1"):
+        keys["expert_weights_norm"] = config["norm_topk_prob"]
+    return keys
+
+
+def _nemotron(config: Config) -> Config:
+    turned = int(_turning(config)["partial_rotary_factor"] * config["hidden_size"]) // config["num_attention_heads"]
+    scaling = {"rope.scaling.type": "none", "rope.dimension_count": turned}
+    return {"attention.layer_norm_epsilon": config["norm_eps"], **scaling}
+
+
+def _hunyuan(config: Config) -> Config:
+    """With the base that its scaling makes; the length of the context stays what the checkpoint says."""
+    given, dim = _turning(config), _head_dim(config)
+    if given.get("rope_type") != "dynamic":
+        return {}
+    base = float(given["rope_theta"] * given["alpha"] ** (dim / (dim - 2)))
+    return {"rope.freq_base": base, "rope.scaling.type": "none", "rope.scaling.factor": 1.0}
+
+
+def _hunyuan_moe(config: Config) -> Config:
+    size = config["intermediate_size"]
+    return {
+        **_hunyuan(config),
+        "expert_used_count": config["moe_topk"],
+        "expert_feed_forward_length": size,
+        "expert_shared_feed_forward_length": size,
+        "expert_shared_count": 1,
+    }
+
+
+def _mistral3(config: Config) -> Config:
+    given = _turning(config)
+    return {
+        **_whole_heads_turn(config),
+        "rope.scaling.yarn_log_multiplier": float(given["mscale_all_dim"]),
+        "attention.temperature_scale": float(given["llama_4_scaling_beta"]),
+    }
 
 
 def _cohere2(config: Config) -> Config:
@@ -434,14 +522,17 @@ def _glm4(config: Config) -> Config:
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
 
+_PAIRED = ("llama", "mistral", "mixtral", "granite", "olmo", "smollm3", "arcee", "ministral3")
+
+
 def _laid_out(tensors: dict[str, Array], config: Config) -> Named:
     """Yield tensors as the converter lays them out, under checkpoints' names, or those that it makes up."""
     yield from _rope_factors(config)
     changes: dict[str, Callable[[str, Array, Config], Named]] = {
-        **dict.fromkeys(("llama", "mistral", "mixtral", "granite", "olmo", "smollm3"), _interleaved),
+        **dict.fromkeys(_PAIRED, _interleaved),
         **dict.fromkeys(("granitemoe", "granitemoeshared"), _granite_moe),
-        **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _one_more),
-        **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _split_latent),
+        **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "nemotron"), _one_more),
+        **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm4_moe", "dots1"), _split_latent),
         "gpt2": _transposed,
         "gpt_oss": _split_experts,
         "gpt_neox": _fused,
@@ -506,7 +597,7 @@ def _granite_moe(name: str, tensor: Array, config: Config) -> Named:
 
 
 def _one_more(name: str, tensor: Array, config: Config) -> Named:
-    if name != "lm_head.weight" or config["model_type"] == "gemma3_text":
+    if name != "lm_head.weight" or config["model_type"] in ("gemma3_text", "nemotron"):
         yield name, tensor + np.float32(1) if name.endswith("norm.weight") else tensor
 
 
