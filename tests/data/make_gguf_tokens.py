@@ -26,6 +26,7 @@ NOT_ASKED = {
     "phi3/short": "llama.cpp ignores phi3's window, and takes a context for a multiple of 256",
     "cohere/normed": "llama.cpp reads norms of heads in models of 64 layers and more only",
     "deepseek_v2/usual": "llama.cpp takes the best groups by their two best experts, as of V3, not by the best one",
+    "exaone4/usual": "llama.cpp has windows in models of 64 layers only",
     "deepseek_v3/plain": "llama.cpp knows from 26, 27 or 47 layers that there is no q_lora_rank",
 }
 

@@ -67,8 +67,8 @@ class GgufFile:
         keys.demand("attention.causal", True)
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         heads, layers = architecture.heads(keys), keys.get("block_count")
-        if guessing := keys.get("nextn_predict_layers", 0):  # those behind the others, to guess further tokens
-            layers = keys.integer("block_count") - guessing
+        if keys.get("nextn_predict_layers", 0):  # those behind the others, to guess further tokens
+            layers = keys.integer("block_count") - keys.integer("nextn_predict_layers")
         config = {
             "vocab_size": keys.get("vocab_size", len(tokens) if isinstance(tokens, list) else None),
             "hidden_size": keys.integer("embedding_length"),
@@ -174,8 +174,11 @@ class GgufFile:
 
     def _guesses(self, name: str) -> bool:
         """Whether a tensor is of the layers that guess further tokens, which are not used."""
-        last, layer = self.config["num_hidden_layers"], re.match(r"blk\.(\d{1,6})\.", name)
-        return layer is not None and last <= int(layer[1]) < last + self._keys.get("nextn_predict_layers", 0)
+        guessing, layer = self._keys.get("nextn_predict_layers", 0), re.match(r"blk\.(\d{1,6})\.", name)
+        if not guessing or layer is None:
+            return False
+        last = int(self.config["num_hidden_layers"])
+        return last <= int(layer[1]) < last + int(guessing)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         shape = self._reader.shape(name)

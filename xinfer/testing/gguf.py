@@ -129,14 +129,14 @@ GGUF_SHAPES: dict[str, dict[str, Config]] = {
     "deepseek_v2": {"usual": {}, "plain": {"attention_bias": False, "q_lora_rank": 20}},
     "glm4_moe": {"usual": {}, "groups": {}},
     "glm4_moe_lite": {"usual": {}},
-    "dots1": {"usual": {}},
+    "dots1": {"usual": {"num_key_value_heads": 4}},
     "arcee": {"usual": {"rope_scaling": _YARN}},
     "seed_oss": {"usual": {}},
     "nemotron": {"usual": {}},
-    "exaone4": {"usual": {}, "whole": {}},
+    "exaone4": {"usual": {}, "whole": {"head_dim": 12}},
     "ernie4_5": {"usual": {}},
     "gpt_bigcode": {"usual": {}},
-    "hunyuan_v1_dense": {"usual": {}, "bias": {}},
+    "hunyuan_v1_dense": {"usual": {}, "bias": {"attention_bias": False}},
     "hunyuan_v1_moe": {"usual": {}},
     "ministral3": {
         "usual": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.5}}
@@ -443,7 +443,7 @@ def _routed(config: Config) -> Config:
 def _nemotron(config: Config) -> Config:
     turned = int(_turning(config)["partial_rotary_factor"] * config["hidden_size"]) // config["num_attention_heads"]
     scaling = {"rope.scaling.type": "none", "rope.dimension_count": turned}
-    return {"attention.layer_norm_epsilon": config["norm_eps"], **scaling}
+    return {f"attention.layer_norm_{kind}epsilon": config["norm_eps"] for kind in ("", "rms_")} | scaling
 
 
 def _hunyuan(config: Config) -> Config:
