@@ -1,8 +1,11 @@
 """Each architecture of GGUF files: the checkpoint's logits, and the tokens that llama.cpp generates."""
 
+import copy
 import importlib.util
 import json
+import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from xinfer.engine.batch import make_batch
 from xinfer.engine.types import Limits, Request, SamplingParams, Sequence
 from xinfer.errors import ModelError
 from xinfer.models.families import Family, llama, xinfer_model_families
+from xinfer.models.gguf import GgufFile
 from xinfer.models.gguf_architecture import PAIRS, Architecture
 from xinfer.models.gguf_architectures import ARCHITECTURES
 from xinfer.models.model import Model
@@ -30,6 +34,7 @@ from xinfer.testing.reference import reference_logits, write_reference
 DATA = Path(__file__).parents[1] / "data"
 SHAPES = [(family, name) for family, names in GGUF_SHAPES.items() for name in names]
 TOLD = json.loads((DATA / "gguf_tokens.json").read_text())["shapes"]
+FAMILIES = xinfer_model_families()
 IDS = np.random.default_rng(3).integers(0, 160, 60).tolist()
 
 
@@ -46,7 +51,7 @@ MAKER = maker()
 
 
 def model(path: Path, families: list[Family] | None = None) -> Model:
-    return Model(str(path), lambda: path, families or xinfer_model_families())
+    return Model(str(path), lambda: path, families or FAMILIES)
 
 
 class Text:
@@ -322,6 +327,32 @@ def test_a_key_that_would_change_the_computation_is_followed_or_refused(
         model(file).spec  # noqa: B018
 
 
+ODD: list[Any] = [None, "x", True, 0, -1, 3, 2**64 - 1, 0.0, -0.5, 1e300, math.nan, [], ["a"], [1, 2], [[1]]]
+
+
+@pytest.mark.parametrize("family", GGUF_SHAPES)
+def test_an_odd_value_is_understood_or_refused(family: str, tmp_path: Path) -> None:
+    """Whatever any key says; also those that this file does not have."""
+    checkpoint(tmp_path, family, next(iter(GGUF_SHAPES[family])))
+    path = convert(tmp_path / "model", tmp_path / "model.gguf")
+    file = GgufFile(path)
+    architecture = file.architecture
+    own = {key for key in file.metadata if key.startswith(f"{architecture.name}.")}
+    known = {*architecture.words, *architecture.optional, *own, *(f"rope.scaling.{name}" for name in SCALING)}
+    for key in sorted({key.removeprefix(f"{architecture.name}.") for key in known}):
+        for value in ODD:
+            odd = model(path)
+            changed = GgufFile.__new__(GgufFile)
+            changed.__dict__ |= {"path": path, "_reader": copy.copy(file._reader), "_known": file._known}
+            changed._reader.metadata = {**file.metadata, f"{architecture.name}.{key}": value}
+            odd.__dict__["_source"] = changed
+            with suppress(ModelError):
+                odd.spec  # noqa: B018
+
+
+SCALING = ("type", "factor", "attn_factor", "original_context_length", "yarn_log_multiplier", "yarn_beta_fast")
+
+
 @pytest.mark.parametrize(
     ("family", "keys"),
     [
@@ -398,7 +429,7 @@ def test_a_family_brings_the_architecture_of_its_files(tmp_path: Path) -> None:
         layer={**table.layer, "ffn_xy": "mlp.up"},
         undo=PAIRS,  # type: ignore[dict-item]
     )
-    families = [*xinfer_model_families(), Family("lemma", llama.spec, llama.NAMES, gguf=(entry,))]
+    families = [*FAMILIES, Family("lemma", llama.spec, llama.NAMES, gguf=(entry,))]
     found, expected = model(own, families).weights, model(plain).weights
     assert [*found] == [*expected]
     assert all(torch.equal(found.load(name), expected.load(name)) for name in found)

@@ -18,6 +18,7 @@ from xinfer.models.gguf_architectures import ARCHITECTURES
 from xinfer.models.gguf_keys import Keys
 from xinfer.models.gguf_reader import GgufReader
 from xinfer.models.names import Names
+from xinfer.models.rope import mscale
 from xinfer.models.weights import Tensors
 
 Config = dict[str, Any]
@@ -152,7 +153,7 @@ class GgufFile:
         elif "rope.scaling.yarn_attn_factor" in keys:
             scaling["attention_factor"] = keys.number("rope.scaling.yarn_attn_factor") * amplitude
         elif amplitude != 1:
-            scaling["attention_factor"] = amplitude * (1 + 0.1 * math.log(max(factor, 1)))
+            scaling["attention_factor"] = amplitude * mscale(keys.number("rope.scaling.factor", 1.0))
         return scaling
 
     def _factors(self, name: str) -> list[float]:

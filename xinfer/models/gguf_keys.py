@@ -2,6 +2,7 @@
 
 __all__ = ["Keys"]
 
+import math
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -45,19 +46,19 @@ class Keys:
             raise ModelError(f"{self.path}: the metadata lacks {self.architecture}.{name}")
         return value
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """Return a whole number above 0."""
+    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """Return a whole number from `least` on."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ModelError(
-                f"{self.path}: {self.architecture}.{name}={value!r}, but a whole number above 0 is expected"
+                f"{self.path}: {self.architecture}.{name}={value!r}, but a whole number above {least - 1} is expected"
             )
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ModelError(f"{self.path}: {self.architecture}.{name}={value!r}, but a number is expected")
         return value
 
