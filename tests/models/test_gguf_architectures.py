@@ -24,8 +24,9 @@ from xinfer.engine.types import Limits, Request, SamplingParams, Sequence
 from xinfer.errors import ModelError
 from xinfer.models.families import Family, llama, xinfer_model_families
 from xinfer.models.gguf import GgufFile
-from xinfer.models.gguf_architecture import PAIRS, Architecture
+from xinfer.models.gguf_architecture import Architecture
 from xinfer.models.gguf_architectures import ARCHITECTURES
+from xinfer.models.gguf_layouts import PAIRS
 from xinfer.models.model import Model
 from xinfer.testing.gguf import ARCHITECTURES as OF_FAMILIES
 from xinfer.testing.gguf import GGUF_SHAPES, convert, gguf_shape

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from xinfer.errors import ModelError
-from xinfer.models.gguf_architecture import Architecture, Undo
+from xinfer.models.gguf_architecture import Architecture
 from xinfer.models.gguf_architectures import ARCHITECTURES
 from xinfer.models.gguf_keys import Keys
+from xinfer.models.gguf_layouts import Undo
 from xinfer.models.gguf_reader import GgufReader
 from xinfer.models.names import Names
 from xinfer.models.rope import mscale

@@ -2,8 +2,10 @@
 
 __all__ = ["ARCHITECTURES"]
 
+from xinfer.models import gguf_experts as experts
 from xinfer.models import gguf_words as words
-from xinfer.models.gguf_architecture import LAYER, LESS_ONE, ONE_ROW, PAIRS, PER_HEAD, Architecture
+from xinfer.models.gguf_architecture import Architecture
+from xinfer.models.gguf_layouts import LAYER, LESS_ONE, ONE_ROW, PAIRS, PER_HEAD
 from xinfer.models.names import Stored
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -11,7 +13,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("mistral3", words.mistral3_type, words.USUAL, more=words.llama, turned=words.growing, undo=PAIRS),
     Architecture("qwen2", "qwen2", words.USUAL, more=words.qwen_window),
     Architecture("qwen3", "qwen3", words.USUAL, more=words.qwen_window),
-    Architecture("qwen3moe", "qwen3_moe", {**words.USUAL, **words.EXPERTS}, more=words.qwen3_moe),
+    Architecture("qwen3moe", "qwen3_moe", {**words.USUAL, **experts.EXPERTS}, more=experts.qwen3_moe),
     Architecture(
         "gemma2",
         "gemma2",
@@ -49,18 +51,18 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "gpt-oss",
         "gpt_oss",
         {**words.USUAL, **words.LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
-        more=words.gpt_oss,
+        more=experts.gpt_oss,
         turned=lambda keys: {"truncate": False},
         layer={**LAYER, "post_attention_norm": "mlp_norm"},
     ),
     Architecture(
         "deepseek2",
-        words.deepseek_type,
-        {**words.USUAL, **words.ROUTED},
+        experts.deepseek_type,
+        {**words.USUAL, **experts.ROUTED},
         fixed={"rope_interleave": True},
-        more=words.deepseek,
-        heads=words.latent_heads,
-        sharpening=words.deepseek_sharpening,
+        more=experts.deepseek,
+        heads=experts.latent_heads,
+        sharpening=experts.deepseek_sharpening,
         undo=PER_HEAD,
     ),
     Architecture(
@@ -75,11 +77,11 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "qwen2_moe",
         {
             **words.USUAL,
-            **words.EXPERTS,
+            **experts.EXPERTS,
             "expert_feed_forward_length": "moe_intermediate_size",
             "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
         },
-        more=words.qwen2_moe,
+        more=experts.qwen2_moe,
         undo=ONE_ROW,
     ),
     Architecture("gemma", "gemma", words.USUAL, undo=LESS_ONE),
@@ -109,14 +111,14 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         more=words.sliding(4),
         local_base=lambda base: base,
     ),
-    Architecture("olmoe", "olmoe", {**words.USUAL, **words.EXPERTS}, more=words.experts_normed(False)),
+    Architecture("olmoe", "olmoe", {**words.USUAL, **experts.EXPERTS}, more=experts.experts_normed(False)),
     Architecture("granite", "granite", {**words.USUAL, **words.SCALED}, words.SCALES, more=words.granite, undo=PAIRS),
     Architecture(
         "granitemoe",
-        words.granite_moe_type,
+        experts.granite_moe_type,
         {**words.USUAL, **words.LOCAL_EXPERTS, **words.SCALED},
         words.SCALES,
-        more=words.granite_moe,
+        more=experts.granite_moe,
         undo=PAIRS,
     ),
     Architecture("smollm3", "smollm3", words.USUAL, undo=PAIRS),
@@ -130,12 +132,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         "glm4moe",
         "glm4_moe",
-        {**words.USUAL, **words.ROUTED},
-        more=words.sigmoid_experts,
+        {**words.USUAL, **experts.ROUTED},
+        more=experts.sigmoid_experts,
         partial="partial_rotary_factor",
         layer={**LAYER, "post_attention_norm": "mlp_norm"},
     ),
-    Architecture("dots1", "dots1", {**words.USUAL, **words.ROUTED}, more=words.sigmoid_experts),
+    Architecture("dots1", "dots1", {**words.USUAL, **experts.ROUTED}, more=experts.sigmoid_experts),
     Architecture("arcee", "arcee", words.USUAL, undo=PAIRS),
     Architecture(
         "seed_oss", "seed_oss", words.USUAL, more=words.seed_oss, layer={**LAYER, "post_attention_norm": "mlp_norm"}
@@ -162,6 +164,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "hunyuan-moe",
         "hunyuan_v1_moe",
         {**words.USUAL, "expert_count": "num_experts", "expert_used_count": "moe_topk"},
-        more=words.hunyuan_moe,
+        more=experts.hunyuan_moe,
     ),
 )
