@@ -64,7 +64,9 @@ class Model:
     def _source(self) -> GgufFile | ModelFolder:
         if not self.path.is_file():
             return ModelFolder(self.path)
-        return ModelFolder(self.path.parent, self.path) if self._is_config else GgufFile(self.path)
+        if self._is_config:
+            return ModelFolder(self.path.parent, self.path)
+        return GgufFile(self.path, [each for family in self._families.values() for each in family.gguf])
 
     @property
     def _is_config(self) -> bool:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from xinfer.hookspecs import hookimpl
+from xinfer.models.gguf_architecture import Architecture
 from xinfer.models.names import Names
 from xinfer.models.spec import DecoderSpec
 
@@ -26,11 +27,13 @@ class Family:
         name: its `model_type`.
         spec: from config.json to a description; a `ModelError` names what it can't describe.
         names: from a checkpoint's names of tensors to the canonical ones (`DecoderSpec.tensors`).
+        gguf: how its GGUF files are translated, where xinfer does not know that by itself.
     """
 
     name: str
     spec: Callable[[Config], DecoderSpec]
     names: Names
+    gguf: tuple[Architecture, ...] = ()
 
 
 @hookimpl
