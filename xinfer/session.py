@@ -20,10 +20,10 @@ from xinfer.engine.types import Limits, SamplingParams
 from xinfer.errors import ConfigError, RequestError
 from xinfer.inputs import Prompt
 from xinfer.models.cache import file_sha256
-from xinfer.models.lora import find_adapter
+from xinfer.models.lora.adapter import find_adapter
 from xinfer.models.model import Model
 from xinfer.models.sources import resolve
-from xinfer.models.tokenizer import Message, Tokenizer
+from xinfer.models.text.tokenizer import Message, Tokenizer
 from xinfer.plugins import Plugins
 from xinfer.records.provenance import combined
 

@@ -18,12 +18,12 @@ import gguf
 import llama_cpp
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "models"))
+sys.path.insert(0, str(HERE.parent / "models" / "text"))
 
 from generated import MARKED, VARIANTS, VOCABULARIES, texts  # noqa: E402
 
 COUNT = 120
-NAMES = sorted(runpy.run_path(str(HERE.parents[1] / "xinfer" / "models" / "patterns.py"))["PRE"])
+NAMES = sorted(runpy.run_path(str(HERE.parents[1] / "xinfer" / "models" / "text" / "patterns.py"))["PRE"])
 
 
 def llama_cpp_ids(metadata: dict[str, Any], asked: list[str]) -> list[list[int]]:

@@ -24,8 +24,8 @@ from xinfer.engine.types import Sequence as Tokens
 from xinfer.errors import ConfigError, ModelError
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.families.llama import NAMES
-from xinfer.models.lora import Adapter, find_adapter
-from xinfer.models.lora_config import parse_lora
+from xinfer.models.lora.adapter import Adapter, find_adapter
+from xinfer.models.lora.config import parse_lora
 from xinfer.models.model import Model
 from xinfer.plugins import load_plugins
 from xinfer.session import Session

@@ -18,7 +18,7 @@ from xinfer.engine.random import fresh_seed
 from xinfer.engine.types import FinishReason, TokenLogprobs
 from xinfer.errors import ConfigError, RequestError
 from xinfer.flags import quote_text
-from xinfer.models.tokenizer import Message
+from xinfer.models.text.tokenizer import Message
 from xinfer.plugins import load_plugins
 from xinfer.session import Session
 

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 from xinfer.models.spec import DecoderSpec
-from xinfer.models.tokenizer import Tokenizer
+from xinfer.models.text.tokenizer import Tokenizer
 from xinfer.models.weights import Tensors
 
 

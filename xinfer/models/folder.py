@@ -2,15 +2,20 @@
 
 __all__ = ["ModelFolder"]
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from xinfer.errors import ModelError
 from xinfer.models.files import read_json
+from xinfer.models.licenses import folder_license
+from xinfer.models.multimodal import text_part
+from xinfer.models.names import Names
+from xinfer.models.quantized import dequantized, describe, without_unused_biases
 from xinfer.models.safetensors_reader import read_safetensors, safetensors_files
-from xinfer.models.tokenizer import Tokenizer
-from xinfer.models.tokenizer_files import find_tokenizer, read_tokenizer
+from xinfer.models.text.tokenizer import Tokenizer
+from xinfer.models.text.tokenizer_files import find_tokenizer, read_tokenizer
 from xinfer.models.weights import Tensors
 
 _COMPRESSED = {"quant_method": "compressed-tensors"}
@@ -56,13 +61,47 @@ class ModelFolder:
                 return {"quant_method": method, **read_json(self.path / name)}
         return None
 
-    def tensors(self) -> Tensors:
-        """Return the weights as they are stored, under the checkpoint's names."""
-        return read_safetensors(safetensors_files(self.path)[0])
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are any weights; without, a model can be described, not loaded."""
+        return self._config_name == "config.json" and any(self.path.glob("*.safetensors"))
 
-    def stray_files(self) -> list[str]:
-        """Return weight files that are there but not read."""
-        return [p.name for p in safetensors_files(self.path)[1]]
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold the weights."""
+        return tuple(safetensors_files(self.path)[0])
+
+    def names(self, usual: Names) -> Names:
+        """Return how tensors are named: as the family's checkpoints usually name them."""
+        return usual
+
+    def tensors(self, needed: Callable[[str], bool]) -> Tensors:
+        """Return the weights under the checkpoint's names, dequantized when read; `needed` tells which will be."""
+        tensors = read_safetensors(list(self.files))
+        if self.quantization_config is None:
+            return tensors
+        return without_unused_biases(dequantized(tensors, self.quantization_config), needed)
+
+    def notes(self, dtype: str) -> list[str]:
+        """Return what a user should know who has it computed in a precision, without reading a weight."""
+        notes = []
+        if stray := [p.name for p in safetensors_files(self.path)[1]]:
+            notes.append(f"not read, since the index does not name them: {', '.join(stray)}")
+        if self.quantization_config is not None:
+            precision = "the device's precision" if dtype == "auto" else dtype
+            notes.append(f"{describe(self.quantization_config)}, computed in {precision} after dequantizing")
+        return notes
+
+    @property
+    def license(self) -> tuple[str, str] | None:
+        """The licence and where it is said: in README.md, or by a file's name."""
+        return folder_license(self.path)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text: of generation_config.json, else config.json."""
+        ids = self.generation_config.get("eos_token_id", text_part(self.config).get("eos_token_id"))
+        return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
     def has_tokenizer(self) -> bool:
         """Whether there is one."""

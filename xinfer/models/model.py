@@ -13,16 +13,12 @@ from xinfer.errors import ModelError, nearest
 from xinfer.models.dummy import byte_tokenizer, dummy_weights
 from xinfer.models.families import Family
 from xinfer.models.folder import ModelFolder
-from xinfer.models.gguf import GgufFile
-from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
-from xinfer.models.licenses import folder_license, gguf_license
-from xinfer.models.lora import Adapted, Adapter
+from xinfer.models.gguf.file import GgufFile
+from xinfer.models.lora.adapter import Adapted, Adapter
 from xinfer.models.multimodal import text_part
 from xinfer.models.names import CANONICAL
-from xinfer.models.quantized import dequantized, describe, without_unused_biases
-from xinfer.models.safetensors_reader import safetensors_files
 from xinfer.models.spec import DecoderSpec
-from xinfer.models.tokenizer import Tokenizer
+from xinfer.models.text.tokenizer import Tokenizer
 from xinfer.models.weights import Tensors, Weights
 
 
@@ -64,20 +60,14 @@ class Model:
     def _source(self) -> GgufFile | ModelFolder:
         if not self.path.is_file():
             return ModelFolder(self.path)
-        if self._is_config:
+        if self.path.suffix == ".json":
             return ModelFolder(self.path.parent, self.path)
         return GgufFile(self.path, [each for family in self._families.values() for each in family.gguf])
 
     @property
-    def _is_config(self) -> bool:
-        return self.path.suffix == ".json" and self.path.is_file()
-
-    @property
     def has_weights(self) -> bool:
         """Whether there are any weights, or they are dummies; without, a model can be described, not loaded."""
-        if self.load_format == "dummy" or isinstance(self._source, GgufFile):
-            return True
-        return not self._is_config and any(self.path.glob("*.safetensors"))
+        return self.load_format == "dummy" or self._source.has_weights
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -110,19 +100,15 @@ class Model:
         """The weights, checked against the spec; none is read yet."""
         if self.load_format == "dummy":
             tensors, find = dummy_weights(self.spec, self.dummy_seed), CANONICAL.find
-        elif isinstance(self._source, GgufFile):
-            tensors, find = self._tensors, self._source.names.find
         else:
-            tensors, find = self._tensors, self.family.names.find
-            if (quantization := self._source.quantization_config) is not None:
-                tensors = without_unused_biases(dequantized(tensors, quantization), self._needs)
+            tensors, find = self._tensors, self._source.names(self.family.names).find
         if self.adapter is None:
             return Weights(self.spec, tensors, find)
         return Adapted(self.spec, tensors, find, self.adapter, self.family.names.find)
 
     @cached_property
     def _tensors(self) -> Tensors:
-        return self._source.tensors()
+        return self._source.tensors(self._needs)
 
     def _needs(self, name: str) -> bool:
         found = self.family.names.find(name)
@@ -131,47 +117,36 @@ class Model:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer and chat template; of a dummy that has none, one of bytes."""
-        if isinstance(self._source, GgufFile):
-            return tokenizer_from_gguf(self._source.metadata)
         if self.load_format == "dummy" and not self._source.has_tokenizer():
             return byte_tokenizer()
         return self._source.tokenizer()
 
-    @cached_property
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text: of generation_config.json, else config.json; of GGUF, end of sequence and of turn."""
-        if isinstance(self._source, GgufFile):
-            keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-            return tuple(dict.fromkeys(self._source.metadata[k] for k in keys if k in self._source.metadata))
-        ids = self._source.generation_config.get("eos_token_id", self.config.get("eos_token_id"))
-        return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+        """Tokens that end a text, as the checkpoint says."""
+        return self._source.eos_token_ids
 
-    @cached_property
+    @property
     def license(self) -> tuple[str, str] | None:
-        """The licence and where that is said: in a GGUF file's metadata, in README.md, or by a file's name."""
-        if isinstance(self._source, GgufFile):
-            return gguf_license(self._source.metadata)
-        return folder_license(self._source.path)
+        """The licence and where that is said; None where nothing says it."""
+        return self._source.license
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
-        """What generation_config.json says of sampling, by the names of `SamplingParams`; a GGUF file says nothing."""
-        given = {} if isinstance(self._source, GgufFile) else self._source.generation_config
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        """What generation_config.json says of sampling, by the names of `SamplingParams`."""
+        given, names = self._source.generation_config, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         return {name: given[name] for name in names if given.get(name) is not None}
 
     @property
     def files(self) -> list[Path]:
         """The files that hold the weights, without an adapter's."""
-        if self.load_format == "dummy":
-            return []
-        return list(self._source.files) if isinstance(self._source, GgufFile) else safetensors_files(self.path)[0]
+        return [] if self.load_format == "dummy" else list(self._source.files)
 
     @cached_property
     def notes(self) -> list[str]:
         """What a user should know about how the checkpoint was read."""
-        notes = self.header_notes[:]
-        if isinstance(self._source, ModelFolder) and self.load_format == "auto" and self.weights.head_differs():
+        notes = self.header_notes
+        if self.load_format != "dummy" and self.weights.head_differs():
             notes.append("the model is tied, so its embedding is the head; the file's other head is ignored")
         if self.adapter is not None:
             notes += self.adapter.notes(self.reference, self.family.names.find)
@@ -180,14 +155,9 @@ class Model:
     @property
     def header_notes(self) -> list[str]:
         """Those of `notes` for which no weight has to be read."""
-        if not isinstance(self._source, ModelFolder) or self.load_format != "auto" or not self.has_weights:
+        if self.load_format == "dummy" or not self._source.has_weights:
             return []
-        notes = []
-        if stray := self._source.stray_files():
-            notes.append(f"not read, since the index does not name them: {', '.join(stray)}")
-        if (quantization := self._source.quantization_config) is not None:
-            precision = "the device's precision" if self.dtype == "auto" else self.dtype
-            notes.append(f"{describe(quantization)}, computed in {precision} after dequantizing")
+        notes = self._source.notes(self.dtype)
         if others := Counter(filter(None, map(self.family.names.other_part, self._tensors.shapes))):
             names = ", ".join(sorted(others))
             notes.append(f"only its text part is read, not {names} ({others.total()} tensors)")

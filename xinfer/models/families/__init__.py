@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from xinfer.hookspecs import hookimpl
-from xinfer.models.gguf_architecture import Architecture
+from xinfer.models.gguf.architecture import Architecture
 from xinfer.models.names import Names
 from xinfer.models.spec import DecoderSpec
 

@@ -4,8 +4,9 @@ __all__ = ["NAMES", "spec"]
 
 from xinfer.models.families import Config
 from xinfer.models.families._fields import integer, number, refuse
+from xinfer.models.families._latent import latent_attention
 from xinfer.models.families._parts import decoder, experts, mlp, num_layers, rms_norm
-from xinfer.models.families.deepseek_v3 import NAMES, latent_attention
+from xinfer.models.families.deepseek_v3 import NAMES
 from xinfer.models.spec import DecoderSpec, LayerSpec
 
 _DEFAULTS = {"q_lora_rank": 1536, "n_routed_experts": 64, "moe_intermediate_size": 1407}

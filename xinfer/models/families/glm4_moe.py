@@ -2,7 +2,7 @@
 
 __all__ = ["NAMES", "spec"]
 
-from xinfer.models.families import Config, deepseek_v3, llama, qwen3
+from xinfer.models.families import Config, _latent, llama, qwen3
 from xinfer.models.families._fields import flag
 from xinfer.models.families._parts import attention, decoder, rms_norm
 from xinfer.models.families._sparse import feed_forwards, first_layers, guessing_layers
@@ -35,4 +35,4 @@ def spec(config: Config) -> DecoderSpec:
     return decoder(config, layers, norm, guessing_layers=guessing_layers(config))
 
 
-NAMES = Names(llama.TOP, {**deepseek_v3.LAYER, **qwen3.LAYER})
+NAMES = Names(llama.TOP, {**_latent.LAYER, **qwen3.LAYER})

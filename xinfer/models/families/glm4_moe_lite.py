@@ -4,9 +4,10 @@ __all__ = ["NAMES", "spec"]
 
 from xinfer.models.families import Config
 from xinfer.models.families._fields import flag, kinds
+from xinfer.models.families._latent import latent_attention
 from xinfer.models.families._parts import decoder, num_layers, rms_norm
 from xinfer.models.families._sparse import feed_forwards, guessing_layers
-from xinfer.models.families.deepseek_v3 import NAMES, latent_attention
+from xinfer.models.families.deepseek_v3 import NAMES
 from xinfer.models.spec import DecoderSpec, LayerSpec
 
 _DEFAULTS = {

@@ -6,9 +6,9 @@ from typing import Any
 
 from xinfer.models.families import Config, llama
 from xinfer.models.families._fields import flag
+from xinfer.models.families._latent import LAYER, latent_attention
 from xinfer.models.families._parts import decoder, rms_norm
 from xinfer.models.families._sparse import feed_forwards, first_layers
-from xinfer.models.families.deepseek_v3 import LAYER, latent_attention
 from xinfer.models.families.ministral3 import ROPE
 from xinfer.models.names import Names, Stored, Target
 from xinfer.models.spec import DecoderSpec, LayerSpec

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from xinfer.errors import ModelError
-from xinfer.models.lora_config import INSTEAD, LoraConfig, parse_lora
+from xinfer.models.lora.config import INSTEAD, LoraConfig, parse_lora
 from xinfer.models.names import Found
 from xinfer.models.safetensors_reader import read_safetensors
 from xinfer.models.sources import resolve

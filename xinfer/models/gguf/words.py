@@ -33,9 +33,9 @@ __all__ = [
 
 from collections.abc import Callable, Mapping
 
-from xinfer.models.gguf_architecture import Config
-from xinfer.models.gguf_keys import Keys
-from xinfer.models.gguf_layouts import LAYER
+from xinfer.models.gguf.architecture import Config
+from xinfer.models.gguf.keys import Keys
+from xinfer.models.gguf.layouts import LAYER
 from xinfer.models.names import Target
 
 _MAX_LAYERS = 1001  # one more than families accept

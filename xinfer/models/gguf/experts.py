@@ -1,4 +1,4 @@
-"""As `gguf_words`, of models with experts, and of latent attention, which those of DeepSeek's kind have too."""
+"""As `words`, of models with experts, and of latent attention, which those of DeepSeek's kind have too."""
 
 __all__ = [
     "EXPERTS",
@@ -19,9 +19,9 @@ __all__ = [
 
 from collections.abc import Callable
 
-from xinfer.models.gguf_architecture import Config
-from xinfer.models.gguf_keys import Keys
-from xinfer.models.gguf_words import granite, qwen_window, sliding
+from xinfer.models.gguf.architecture import Config
+from xinfer.models.gguf.keys import Keys
+from xinfer.models.gguf.words import granite, qwen_window, sliding
 
 EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 ROUTED = {

@@ -12,14 +12,14 @@ import tokenizers
 from tokenizers import AddedToken
 
 from xinfer.errors import ModelError
-from xinfer.models.added_tokens import AddedTokens, add_tokens, begin_and_end, read_added_tokens
-from xinfer.models.chat import ChatTemplate
 from xinfer.models.files import read_file, read_json, refusing
-from xinfer.models.merging import MergeSplit
-from xinfer.models.pieces import PieceType, from_pieces
-from xinfer.models.sentencepiece import read_sentencepiece
-from xinfer.models.tiktoken_ranks import is_tiktoken, read_tiktoken
-from xinfer.models.tokenizer import Tokenizer
+from xinfer.models.text.added_tokens import AddedTokens, add_tokens, begin_and_end, read_added_tokens
+from xinfer.models.text.chat import ChatTemplate
+from xinfer.models.text.merging import MergeSplit
+from xinfer.models.text.pieces import PieceType, from_pieces
+from xinfer.models.text.sentencepiece import read_sentencepiece
+from xinfer.models.text.tiktoken_ranks import is_tiktoken, read_tiktoken
+from xinfer.models.text.tokenizer import Tokenizer
 
 _ADDED = re.compile(r'(?<!\\)"added_tokens"\s*:\s*(?=\[)')
 

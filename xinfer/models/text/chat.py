@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from xinfer.errors import ModelError, RequestError
-from xinfer.models.sandbox import Sandbox, run
+from xinfer.models.text.sandbox import Sandbox, run
 
 Message = Mapping[str, Any]
 

@@ -4,22 +4,26 @@ __all__ = ["GgufFile"]
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from xinfer.errors import ModelError
-from xinfer.models.gguf_architecture import Architecture
-from xinfer.models.gguf_architectures import ARCHITECTURES
-from xinfer.models.gguf_keys import Keys
-from xinfer.models.gguf_layouts import Undo
-from xinfer.models.gguf_reader import GgufReader
+from xinfer.models.gguf.architecture import Architecture
+from xinfer.models.gguf.architectures import ARCHITECTURES
+from xinfer.models.gguf.keys import Keys
+from xinfer.models.gguf.layouts import Undo
+from xinfer.models.gguf.reader import GgufReader
+from xinfer.models.gguf.tokenizer import tokenizer_from_gguf
+from xinfer.models.licenses import gguf_license
 from xinfer.models.names import Names
 from xinfer.models.rope import mscale
+from xinfer.models.text.tokenizer import Tokenizer
 from xinfer.models.weights import Tensors
 
 Config = dict[str, Any]
@@ -39,6 +43,9 @@ class GgufFile:
         self.path = path
         self._reader = GgufReader(path)
         self._known = {each.name: each for each in (*ARCHITECTURES, *more)}
+
+    has_weights = True
+    generation_config: Mapping[str, Any] = MappingProxyType({})  # which this format has no place for
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -168,13 +175,35 @@ class GgufFile:
         factors: list[float] = self._reader.load(name).flatten().tolist()
         return factors
 
+    def has_tokenizer(self) -> bool:
+        """Whether there is one: always, or the file is damaged."""
+        return True
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of the metadata, with the chat template."""
+        return tokenizer_from_gguf(self.metadata)
+
     @property
-    def names(self) -> Names:
-        """From its names of tensors to the canonical ones."""
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text: of the sequence and of a turn."""
+        keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+        return tuple(dict.fromkeys(self.metadata[key] for key in keys if key in self.metadata))
+
+    @property
+    def license(self) -> tuple[str, str] | None:
+        """The licence, and the key that says it."""
+        return gguf_license(self.metadata)
+
+    def notes(self, dtype: str) -> list[str]:
+        """Return what a user should know of how the file is read: nothing."""
+        return []
+
+    def names(self, usual: Names) -> Names:
+        """Return how tensors are named: the architecture's way, whatever the family's checkpoints `usual` have."""
         layer = self.architecture.layer
         return Names(self.architecture.top, layer(self._keys) if callable(layer) else layer, "blk")
 
-    def tensors(self) -> Tensors:
+    def tensors(self, needed: Callable[[str], bool] | None = None) -> Tensors:
         """Return the tensors, dequantized and put in the family's order when read."""
         read = [name for name in self._reader if not self._guesses(name)]
         kinds = {name: self._reader.stored(name) for name in read}

@@ -21,7 +21,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from xinfer.errors import RequestError
-from xinfer.models import bounds
+from xinfer.models.text import bounds
 
 
 class Sandbox(sandbox.ImmutableSandboxedEnvironment):

@@ -12,7 +12,7 @@ from typing import Any
 
 from xinfer.errors import ModelError
 from xinfer.models.files import read_file
-from xinfer.models.pieces import Pieces, PieceType
+from xinfer.models.text.pieces import Pieces, PieceType
 
 _UNIGRAM, _BPE, _WORD, _CHARACTER = 1, 2, 3, 4
 _LARGEST = 1 << 26  # bytes; the largest in use have some 5 million

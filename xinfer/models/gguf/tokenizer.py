@@ -10,13 +10,13 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from xinfer.errors import ModelError, nearest
-from xinfer.models.added_tokens import begin_and_end
-from xinfer.models.chat import ChatTemplate
 from xinfer.models.files import refusing
-from xinfer.models.merging import MergeSplit
-from xinfer.models.patterns import PRE
-from xinfer.models.pieces import Pieces, PieceType, from_pieces
-from xinfer.models.tokenizer import Tokenizer
+from xinfer.models.text.added_tokens import begin_and_end
+from xinfer.models.text.chat import ChatTemplate
+from xinfer.models.text.merging import MergeSplit
+from xinfer.models.text.patterns import PRE
+from xinfer.models.text.pieces import Pieces, PieceType, from_pieces
+from xinfer.models.text.tokenizer import Tokenizer
 
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "cls": "cls"}
 _PHI3_NO_STRIP = ("<unk>", "<s>", "<|endoftext|>")

@@ -10,13 +10,13 @@ import tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from xinfer.errors import ModelError, RequestError
-from xinfer.models import bounds
-from xinfer.models.chat import ChatTemplate
+from xinfer.models.text import bounds
+from xinfer.models.text.chat import ChatTemplate
 
 # Short ones in the manner of each family, with what of the language that family uses; `others` has more of it.
 TEMPLATES = {
     path.stem: path.read_text("utf-8")
-    for path in sorted((Path(__file__).parents[1] / "data" / "chat_templates").glob("*.jinja"))
+    for path in sorted((Path(__file__).parents[2] / "data" / "chat_templates").glob("*.jinja"))
 }
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from xinfer.errors import ModelError
 from xinfer.models.files import read_file, refusing
-from xinfer.models.patterns import CL100K, KIMI, LLAMA3, O200K, QWEN
+from xinfer.models.text.patterns import CL100K, KIMI, LLAMA3, O200K, QWEN
 
 _LINE = re.compile(rb"([A-Za-z0-9+/]+=*) ([0-9]{1,10})")
 _LARGEST = 1 << 26  # bytes; the largest in use have some 4 million

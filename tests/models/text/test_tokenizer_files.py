@@ -23,8 +23,8 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from xinfer.errors import ModelError, RequestError
-from xinfer.models.tokenizer import Tokenizer
-from xinfer.models.tokenizer_files import read_tokenizer
+from xinfer.models.text.tokenizer import Tokenizer
+from xinfer.models.text.tokenizer_files import read_tokenizer
 
 logging.set_verbosity_error()
 TEXTS = texts(150, seed=7)

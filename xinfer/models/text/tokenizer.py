@@ -15,8 +15,8 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from xinfer.errors import RequestError
-from xinfer.models.chat import ChatTemplate, Message
-from xinfer.models.merging import MergeSplit
+from xinfer.models.text.chat import ChatTemplate, Message
+from xinfer.models.text.merging import MergeSplit
 
 # Elements of HTML, for which Gemma has tokens.
 _HTML = re.compile(r"</?(?:b|blockquote|caption|code|em|h[1-6]|i|s|strong|su[bp]|t(?:able|body|d|foot|h|head|r)|u)>")

@@ -27,7 +27,7 @@ from xinfer.backends.torch.runner import TorchRunner
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import ModelError
 from xinfer.models.families import xinfer_model_families
-from xinfer.models.gguf import GgufFile
+from xinfer.models.gguf.file import GgufFile
 from xinfer.models.model import Model
 from xinfer.testing.tiny import tiny_config, tiny_weights, write_folder, write_gguf
 

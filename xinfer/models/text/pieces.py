@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from xinfer.errors import ModelError
-from xinfer.models.merging import MergeSplit
+from xinfer.models.text.merging import MergeSplit
 
 _MOST_WORK = 1 << 26  # the sum of squares of lengths, which finding the merges takes; Gemma's pieces have 20 million
 

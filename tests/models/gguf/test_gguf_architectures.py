@@ -23,16 +23,16 @@ from xinfer.engine.batch import make_batch
 from xinfer.engine.types import Limits, Request, SamplingParams, Sequence
 from xinfer.errors import ModelError
 from xinfer.models.families import Family, llama, xinfer_model_families
-from xinfer.models.gguf import GgufFile
-from xinfer.models.gguf_architecture import Architecture
-from xinfer.models.gguf_architectures import ARCHITECTURES
-from xinfer.models.gguf_layouts import PAIRS
+from xinfer.models.gguf.architecture import Architecture
+from xinfer.models.gguf.architectures import ARCHITECTURES
+from xinfer.models.gguf.file import GgufFile
+from xinfer.models.gguf.layouts import PAIRS
 from xinfer.models.model import Model
 from xinfer.testing.gguf import ARCHITECTURES as OF_FAMILIES
 from xinfer.testing.gguf import GGUF_SHAPES, convert, gguf_shape
 from xinfer.testing.reference import reference_logits, write_reference
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 SHAPES = [(family, name) for family, names in GGUF_SHAPES.items() for name in names]
 TOLD = json.loads((DATA / "gguf_texts.json").read_text())["shapes"]
 FAMILIES = xinfer_model_families()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from xinfer.models.gguf_keys import Keys
-from xinfer.models.gguf_layouts import LAYER, TOP, Undo
+from xinfer.models.gguf.keys import Keys
+from xinfer.models.gguf.layouts import LAYER, TOP, Undo
 from xinfer.models.names import Target
 
 Config = dict[str, Any]

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2 as protobuf
 
 from xinfer.errors import ModelError
-from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
-from xinfer.models.patterns import PRE
+from xinfer.models.gguf.tokenizer import tokenizer_from_gguf
+from xinfer.models.text.patterns import PRE
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 EXPECTED: dict[str, Any] = json.loads((DATA / "gguf_tokens.json").read_text())  # see make_gguf_tokens.py beside it
 BYTE_LEVEL: dict[str, Any] = json.loads((DATA / "tiny_tokens.json").read_text())["byte_level"]["metadata"]
 TEXTS = texts(120)

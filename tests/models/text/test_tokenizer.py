@@ -18,15 +18,15 @@ from transformers import PreTrainedTokenizerFast
 from xinfer.config import Config, ModelConfig
 from xinfer.errors import ModelError, RequestError
 from xinfer.inputs import Prompt, read_requests
-from xinfer.models.chat import ChatTemplate
 from xinfer.models.folder import ModelFolder
-from xinfer.models.gguf import GgufFile
-from xinfer.models.gguf_tokenizer import tokenizer_from_gguf
-from xinfer.models.tokenizer import Tokenizer
+from xinfer.models.gguf.file import GgufFile
+from xinfer.models.gguf.tokenizer import tokenizer_from_gguf
+from xinfer.models.text.chat import ChatTemplate
+from xinfer.models.text.tokenizer import Tokenizer
 from xinfer.plugins import load_plugins
 from xinfer.session import Session
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 TINY: dict[str, Any] = json.loads((DATA / "tiny_tokens.json").read_text())  # see make_tokens.py beside it
 TEXTS: list[str] = TINY["texts"]
 BYTE_LEVEL: dict[str, Any] = TINY["byte_level"]["metadata"]

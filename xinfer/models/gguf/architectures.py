@@ -2,10 +2,9 @@
 
 __all__ = ["ARCHITECTURES"]
 
-from xinfer.models import gguf_experts as experts
-from xinfer.models import gguf_words as words
-from xinfer.models.gguf_architecture import Architecture
-from xinfer.models.gguf_layouts import LAYER, LESS_ONE, ONE_ROW, PAIRS, PER_HEAD
+from xinfer.models.gguf import experts, words
+from xinfer.models.gguf.architecture import Architecture
+from xinfer.models.gguf.layouts import LAYER, LESS_ONE, ONE_ROW, PAIRS, PER_HEAD
 from xinfer.models.names import Stored
 
 ARCHITECTURES: tuple[Architecture, ...] = (

@@ -1,0 +1,3 @@
+"""LoRA adapters, merged into weights as these are read."""
+
+__all__: list[str] = []
