@@ -12,7 +12,7 @@ from xinfer.errors import ModelError
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
 from xinfer.testing.reference import write_reference
-from xinfer.testing.shapes import SHAPES, shape
+from xinfer.testing.shapes import SHAPES, needed, shape
 
 FAMILIES = {family.name: family for family in xinfer_model_families()}
 SIZES = {
@@ -23,11 +23,6 @@ SIZES = {
     "num_attention_heads": 32,
 }
 GPT2_SIZES = {"vocab_size": 160, "n_embd": 2048, "n_layer": 8, "n_head": 32}
-NEEDED = {  # what has no default, or none that is supported
-    "deepseek_v2": {"num_experts_per_tok": 3},
-    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3},
-    "granitemoehybrid": {"layer_types": ["attention"] * 8, "num_local_experts": 0},
-}
 
 
 def sizes(family):
@@ -36,7 +31,7 @@ def sizes(family):
 
 @pytest.mark.parametrize("family", SHAPES)
 def test_what_a_config_leaves_out_is_what_the_reference_has_it_to_be(family):
-    bare = sizes(family) | NEEDED.get(family, {})
+    bare = sizes(family) | needed(family)
     whole = AutoConfig.for_model(**bare).to_dict()
     assert FAMILIES[family].spec(bare) == FAMILIES[family].spec(whole)
 

@@ -1,6 +1,6 @@
 """Tiny models of the family deepseek_v2: the first is what its checkpoints usually are."""
 
-__all__ = ["SHAPES"]
+__all__ = ["NEEDED", "SHAPES"]
 
 from xinfer.testing.shapes._common import COMMON
 
@@ -48,3 +48,5 @@ SHAPES = {
         "attention_bias": True,
     },
 }
+
+NEEDED = {"num_experts_per_tok": 3}

@@ -1,6 +1,6 @@
 """Tiny models of the family dots1: the first is what its checkpoints usually are."""
 
-__all__ = ["SHAPES"]
+__all__ = ["NEEDED", "SHAPES"]
 
 from xinfer.testing.shapes._common import COMMON
 
@@ -31,3 +31,5 @@ SHAPES = {
         "attention_bias": True,
     },
 }
+
+NEEDED = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3}

@@ -1,6 +1,6 @@
 """Tiny models of the family granitemoehybrid: the first is what its checkpoints usually are."""
 
-__all__ = ["SHAPES"]
+__all__ = ["NEEDED", "SHAPES"]
 
 from xinfer.testing.shapes._common import COMMON
 
@@ -25,3 +25,5 @@ SHAPES = {
         "mamba_n_heads": 4,
     },
 }
+
+NEEDED = {"layer_types": ["attention"] * 8, "num_local_experts": 0}
