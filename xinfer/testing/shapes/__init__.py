@@ -1,8 +1,8 @@
 """Tiny models of every family, as their config.json says it: between them they use every field of `DecoderSpec`.
 
-A file is found by its name, which is the family's. Its `SHAPES` are configs by name, without the `model_type`; the first
-is what the family's checkpoints usually are. Its `NEEDED`, if it has any, is what a config that leaves out all that it
-can must say besides sizes: the vocabulary, 8 layers of 2048, 32 heads.
+A file is found by its name, which is the family's. Its `SHAPES` are configs by name, without the `model_type`; the
+first is what the family's checkpoints usually are. Its `NEEDED`, if it has any, is what a config that leaves out all
+that it can must say besides sizes: the vocabulary, 8 layers of 2048, 32 heads.
 """
 
 __all__ = ["SHAPES", "needed", "shape"]
