@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+import gguf
 import numpy as np
 import torch
 import transformers
@@ -24,6 +25,7 @@ from xinfer import Limits, hardware
 from xinfer.backends import BackendContext
 from xinfer.models.model import Model
 from xinfer.plugins import Plugins, load_plugins
+from xinfer.testing.gguf import ARCHITECTURES
 from xinfer.testing.reference import Parity, parity, write_reference
 from xinfer.testing.shapes import SHAPES, shape
 from xinfer.testing.stepper import Stepper, cut
@@ -62,13 +64,18 @@ def compare(plugins: Plugins, family: str, name: str, backends: list[str]) -> It
 
 def summary(rows: list[Row]) -> Iterator[str]:
     backends = list(dict.fromkeys(row.backend for row in rows))
-    yield f"| family | shapes | {' | '.join(backends)} |\n| --- | --- |{' --- |' * len(backends)}"
+    heads = [f"{backend}: {figure}" for backend in backends for figure in ("largest difference", "first other token")]
+    yield f"| family | GGUF | shapes | {' | '.join(heads)} |\n| --- | --- | --- |{' --- |' * len(heads)}"
     for family in dict.fromkeys(row.family for row in rows):
         own = [row for row in rows if row.family == family]
-        worst = [max((row for row in own if row.backend == b), key=lambda row: row.found.difference) for b in backends]
-        others = ["" if all(row.good for row in own if row.backend == b) else " (!)" for b in backends]
-        cells = [f"{row.found.difference:.1e}{other}" for row, other in zip(worst, others, strict=True)]
-        yield f"| {family} | {', '.join(dict.fromkeys(row.shape for row in own))} | {' | '.join(cells)} |"
+        architecture = ARCHITECTURES.get(family)
+        name = "" if architecture is None else gguf.MODEL_ARCH_NAMES[architecture]
+        cells = [name, ", ".join(dict.fromkeys(row.shape for row in own))]
+        for backend in backends:
+            found = [row.found for row in own if row.backend == backend]
+            others = [each.first_other_token for each in found if each.first_other_token is not None]
+            cells += [f"{max(each.difference for each in found):.1e}", str(min(others, default="none"))]
+        yield f"| {family} | {' | '.join(cells)} |"
 
 
 def main() -> int:
