@@ -144,7 +144,7 @@ def test_the_readmes_python_runs(tiny_llama: Path, monkeypatch: pytest.MonkeyPat
 def test_ci_runs_the_readmes_commands():
     found = commands((REPOSITORY / "README.md").read_text("utf-8"))
     assert found["run"] == "pip install -e . && python -m xinfer"
-    assert found["test"] == "pip install -e '.[dev]' && pytest"
+    assert found["test"] == "pip install -e '.[dev]' && pytest -n logical"
     ci = (REPOSITORY / ".ci" / "run").read_text("utf-8")
     assert "readme run" in ci and "readme test" in ci
 
