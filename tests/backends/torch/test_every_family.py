@@ -84,13 +84,17 @@ def test_an_invariant_row_is_the_same_bit_for_bit_however_it_is_computed(
 
 @pytest.mark.parametrize(("family", "name"), SLICE)
 def test_bfloat16_strays_from_float32_no_further_than_transformers_does(family: str, name: str, tmp_path: Path) -> None:
-    """Both round, each in its own places: half as much again is allowed; what is wrong is several times as far off."""
+    """Both round, each in its own places: half as much again is allowed; what is wrong is several times as far off.
+
+    Compared is the median over positions, for where rounding chooses another expert a position is far off.
+    """
     case = case_of(family, name, tmp_path)
     prompt = case.prompt()
     tokens, logits = case.ours("bfloat16").greedy(prompt, [20, PROMPT - 20], 16)
     exact = expected(case.reference(), prompt + tokens, LONGEST)
     theirs = expected(case.reference(torch.bfloat16), prompt + tokens, LONGEST)
-    assert (logits - exact).square().mean().sqrt() <= 1.5 * (theirs - exact).square().mean().sqrt()
+    ours_off, theirs_off = ((each - exact).square().mean(-1).sqrt().median() for each in (logits, theirs))
+    assert ours_off <= 1.5 * theirs_off
 
 
 EPS = {"rms_norm_eps": 1e-3}
