@@ -15,21 +15,10 @@ from xinfer.models.model import Model
 from xinfer.models.multimodal import text_part
 from xinfer.testing.reference import reference_logits, write_reference
 from xinfer.testing.shapes import shape
+from xinfer.testing.shapes._common import LATENT
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1000.0}
 GROWING = {"llama_4_scaling_beta": 0.5}
-LATENT = {
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1,
-    "kv_lora_rank": 24,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 14,
-    "num_key_value_heads": 4,
-}
 
 VISION = {
     "hidden_size": 16,

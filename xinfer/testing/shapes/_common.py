@@ -1,6 +1,6 @@
 """What several shapes have in common."""
 
-__all__ = ["COMMON", "GPT2"]
+__all__ = ["COMMON", "GPT2", "LATENT", "ROUTED"]
 
 from typing import Any
 
@@ -27,4 +27,19 @@ GPT2: Config = {
     "n_positions": 128,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+ROUTED: Config = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
+LATENT: Config = {
+    **ROUTED,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 14,
+    "num_key_value_heads": 4,
 }

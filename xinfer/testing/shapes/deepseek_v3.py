@@ -2,21 +2,12 @@
 
 __all__ = ["SHAPES"]
 
-from xinfer.testing.shapes._common import COMMON
+from xinfer.testing.shapes._common import COMMON, LATENT
 
 SHAPES = {
     "usual": COMMON
+    | LATENT
     | {
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "first_k_dense_replace": 1,
-        "kv_lora_rank": 24,
-        "qk_nope_head_dim": 10,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 14,
-        "num_key_value_heads": 4,
         "q_lora_rank": 20,
         "n_group": 4,
         "topk_group": 2,
@@ -31,17 +22,9 @@ SHAPES = {
         },
     },
     "plain": COMMON
+    | LATENT
     | {
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
         "first_k_dense_replace": 0,
-        "kv_lora_rank": 24,
-        "qk_nope_head_dim": 10,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 14,
-        "num_key_value_heads": 4,
         "q_lora_rank": None,
         "n_group": 1,
         "topk_group": 1,

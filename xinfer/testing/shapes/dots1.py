@@ -2,26 +2,13 @@
 
 __all__ = ["NEEDED", "SHAPES"]
 
-from xinfer.testing.shapes._common import COMMON
+from xinfer.testing.shapes._common import COMMON, ROUTED
 
 SHAPES = {
-    "usual": COMMON
-    | {
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "first_k_dense_replace": 1,
-        "head_dim": 16,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-    },
+    "usual": COMMON | ROUTED | {"head_dim": 16, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
     "window": COMMON
+    | ROUTED
     | {
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
         "first_k_dense_replace": 0,
         "head_dim": 12,
         "sliding_window": 9,
