@@ -33,6 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workload", type=int, help="the number of the one workload that tests/engine/test_fuzz.py runs")
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """For modules of tiny products, which are slower on several threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The real model's GGUF file, fetched once into the user's cache."""

@@ -3,7 +3,6 @@
 In CI the first shape of each family goes through all checks, the others through the first one; `-m slow` takes all.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,7 @@ FIRST = [(family, names[0]) for family, names in SHAPES.items()]
 SLICE = [pytest.param(*each, marks=() if each in FIRST else pytest.mark.slow, id="-".join(each)) for each in ALL]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny products are slower on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def case_of(family: str, name: str, root: Path) -> Case:
