@@ -22,6 +22,8 @@ from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
 from xinfer.models.safetensors_reader import read_safetensors
 from xinfer.models.spec import DecoderSpec
+from xinfer.testing.reference import write_reference
+from xinfer.testing.shapes import shape
 from xinfer.testing.tiny import tiny_config, tiny_weights, write_folder
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -503,3 +505,14 @@ def test_no_value_of_any_field_raises_anything_else(family: str, data: st.DataOb
     except ModelError:
         return
     assert torch.isfinite(torch.from_numpy(spec.layers[0].attention.rope.inverse_frequencies(131_072))).all()
+
+
+def test_a_tensor_of_several_parts_is_read_once_for_all_of_them(tmp_path: Path) -> None:
+    write_reference(tmp_path, shape("phi3", "usual"), seed=1)
+    found = Model("phi3", lambda: tmp_path, xinfer_model_families()).weights
+    read: list[str] = []
+    load, found._load = found._load, lambda name: read.append(name) or load(name)
+    for name in found:
+        found.load(name)
+    assert len(read) == len(set(read))
+    assert "model.layers.0.self_attn.qkv_proj.weight" in read

@@ -3,6 +3,7 @@
 __all__ = ["Tensors", "Weights"]
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,8 @@ class Weights:
         self.spec, self.files = spec, tensors.files
         self._load, self._kinds = tensors.load, tensors.kinds
         self._places: dict[str, dict[int | None, _Place]] = {}
+        self._fused: tuple[str, Tensor] | None = None  # the last that was read, whose other parts come next
+        self._one_at_a_time = threading.Lock()
         self.spare_head: str | None = None  # of a tied model, the checkpoint's name of a head that is not used
         unknown = []
         for name, shape in tensors.shapes.items():
@@ -118,7 +121,20 @@ class Weights:
         layer = canonical.split(".")[1]
         heads = self.spec.layers[int(layer)].attention.key_heads if layer.isdecimal() else 1
         axis = _row_axis(canonical)
-        return place.stored.take(self._load(place.name), place.shapes, place.index, axis, heads)
+        return place.stored.take(self._read(place), place.shapes, place.index, axis, heads)
+
+    def _read(self, place: "_Place") -> Tensor:
+        """Return what a checkpoint stores there; what holds several parts is read once for those that follow."""
+        last = len(place.stored.parts) - 1
+        if not last:
+            return self._load(place.name)
+        with self._one_at_a_time:
+            if self._fused is None or self._fused[0] != place.name:
+                self._fused = place.name, self._load(place.name)
+            tensor = self._fused[1]
+            if place.index == last:
+                self._fused = None
+        return tensor
 
     def stored(self) -> Iterator[tuple[str, str, int]]:
         """Yield (canonical name, how it is stored, bytes) of what is needed of the files, from their headers alone.
