@@ -22,7 +22,7 @@ from xinfer.models.families import Family
 
 log = logging.getLogger(__name__)
 
-_BUILT_IN = ("xinfer.backends.torch", "xinfer.models.families")
+_BUILT_IN = ("xinfer.backends.torch", "xinfer.backends.onnx", "xinfer.models.families")
 
 
 @dataclass(frozen=True, slots=True)

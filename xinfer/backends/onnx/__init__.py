@@ -1,0 +1,44 @@
+"""`backend=onnx`: a graph written from the model's spec, on ONNX Runtime."""
+
+__all__ = ["OnnxConfig", "xinfer_backends"]
+
+from dataclasses import dataclass
+
+from xinfer.backends import Backend, BackendContext
+from xinfer.engine.runner import ModelRunner
+from xinfer.hookspecs import hookimpl
+from xinfer.models.spec import DecoderSpec
+
+
+@dataclass
+class OnnxConfig:
+    """Keys of `backend=onnx`.
+
+    Attributes:
+        device: `auto` takes the first CUDA device if there is one and its provider loads; or `cpu`, `cuda`, ...
+        threads: of the CPU; None takes one for each physical core.
+    """
+
+    device: str = "auto"
+    threads: int | None = None
+
+
+def create(context: BackendContext) -> ModelRunner:
+    """Load the model into a session."""
+    from xinfer.backends.onnx.runner import OnnxRunner
+
+    return OnnxRunner(context)
+
+
+def supports(spec: DecoderSpec, config: OnnxConfig) -> str | None:
+    """Return which field of a spec the graph has no nodes for."""
+    for index, layer in enumerate(spec.layers):
+        if layer.mlp.experts is not None:
+            return f"layers[{index}].mlp.experts is set"
+    return None
+
+
+@hookimpl
+def xinfer_backends() -> list[Backend]:
+    """Return the backends of this folder."""
+    return [Backend("onnx", OnnxConfig, create, "ONNX Runtime, on the CPU or CUDA", supports=supports)]

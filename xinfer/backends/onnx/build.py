@@ -1,0 +1,108 @@
+"""From a model to a session and its cache: what an `OnnxRunner` is made of."""
+
+__all__ = ["Built", "build"]
+
+import logging
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import onnxruntime as ort
+import psutil
+import torch
+
+from xinfer.backends import BackendContext
+from xinfer.backends.onnx.attention import head_width
+from xinfer.backends.onnx.form import Form
+from xinfer.backends.onnx.rows import Rows
+from xinfer.backends.onnx.session import open_session
+from xinfer.backends.onnx.weights import make
+from xinfer.engine.runner import RunnerInfo
+from xinfer.engine.types import Limits
+from xinfer.errors import DeviceError
+from xinfer.hardware import available_memory, gibibytes
+
+log = logging.getLogger(__name__)
+
+_CACHE = 1 << 30  # bytes of KV cache taken unasked, if that holds one whole context
+_SPARE = 2  # rows for each sequence that may run: others keep prompts that may come again
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a runner is made of."""
+
+    session: ort.InferenceSession
+    rows: Rows
+    form: Form
+    info: RunnerInfo
+
+
+def build(context: BackendContext) -> Built:
+    """Write the graph, load it with the model's weights, and reserve the cache."""
+    spec, limits = context.model.spec, context.limits
+    form = Form(max_len=spec.context_len(limits.max_model_len))
+    started = perf_counter()
+    import onnx_ir as ir
+
+    from xinfer.backends.onnx.decoder import write
+
+    model, recipes = write(spec, form)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        ir.save(model, path)
+        with torch.inference_mode():
+            weights = {name: make(recipe, context.model.weights, form) for name, recipe in recipes.items()}
+        resident = sum(each.numel() * each.element_size() for each in weights.values())
+        session = open_session(path, weights, ["CPUExecutionProvider"], context.config.threads or cores())
+    log.info("session ready", extra={"seconds": perf_counter() - started, "bytes": resident})
+    heads = [(layer.attention.kv_heads, head_width(layer.attention)) for layer in spec.layers for _ in range(2)]
+    token_bytes = sum(groups * width for groups, width in heads) * 4
+    tokens = cache_tokens(limits, form.max_len, token_bytes)
+    rows = Rows(heads, _SPARE * limits.max_num_seqs, form.max_len, torch.float32)
+    return Built(
+        session,
+        rows,
+        form,
+        RunnerInfo(
+            vocab_size=spec.vocab_size,
+            max_model_len=form.max_len,
+            block_size=form.max_len,
+            num_blocks=rows.count,
+            kv_tokens=tokens,
+            device="cpu",
+            dtype=form.dtype,
+            resident_weight_bytes=resident,
+            kv_cache_bytes=tokens * token_bytes,
+            step_read_bytes=spec.step_read_parameters * 4,
+            kv_token_bytes=token_bytes,
+            capabilities=frozenset({"copy", "free"}),
+        ),
+    )
+
+
+def cores() -> int:
+    """Return how many physical cores this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
+
+
+def cache_tokens(limits: Limits, longest: int, token_bytes: int) -> int:
+    """Return how many tokens the cache may hold: what all sequences could fill, within what memory allows.
+
+    Unasked it takes 1 GiB, or what one whole context needs, within half of the memory that is free.
+    """
+    free = available_memory(torch.device("cpu"))
+    if limits.kv_memory is None:
+        budget = min(max(_CACHE, longest * token_bytes), free / 2)
+    else:
+        budget = free * limits.kv_memory if limits.kv_memory <= 1 else min(limits.kv_memory, free)
+    tokens = min(int(budget // token_bytes), longest * limits.max_num_seqs)
+    if tokens < 2:
+        raise DeviceError(
+            f"the KV cache gets {gibibytes(budget)}, too little for even two tokens ({token_bytes} bytes each): raise "
+            "engine.kv_memory, or lower engine.max_model_len or engine.max_num_seqs"
+        )
+    return tokens

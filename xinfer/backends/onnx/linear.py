@@ -1,0 +1,145 @@
+"""Matrix products and normalizations as nodes."""
+
+__all__ = ["Writer"]
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from xinfer.backends.onnx.form import Form
+from xinfer.backends.onnx.graph import Graph, Recipe
+from xinfer.models.spec import DecoderSpec, NormSpec
+
+
+class Writer:
+    """Writes what all parts of a decoder consist of.
+
+    Args:
+        graph: where nodes go.
+        spec, form: what is written, and for what.
+    """
+
+    def __init__(self, graph: Graph, spec: DecoderSpec, form: Form) -> None:
+        self.graph, self.spec, self.form = graph, spec, form
+
+    def linear(self, x: ir.Value, prefix: str, *names: str, bias: bool = False) -> ir.Value:
+        """Multiply [..., in] by the matrices of these names, one below the other, to [..., out]."""
+        name = f"{prefix}{'_'.join(names)}"
+        sources = tuple(f"{prefix}{part}.weight" for part in names)
+        biases = tuple(f"{prefix}{part}.bias" for part in names) if bias else ()
+        return self._product(x, name, sources, biases)
+
+    def head(self, x: ir.Value) -> ir.Value:
+        """Multiply [K, H] by the head, which may be the embedding, to [K, vocabulary]."""
+        name = "embed" if self.spec.tied else "head"
+        return self._product(x, name, (f"{name}.weight",), ("head.bias",) if self.spec.head_bias else ())
+
+    def _product(self, x: ir.Value, name: str, sources: tuple[str, ...], biases: tuple[str, ...]) -> ir.Value:
+        graph, form = self.graph, self.form
+        rows = sum(self.spec.tensors[source][0] for source in sources)
+        columns = self.spec.tensors[sources[0]][1]
+        summand = graph.weight(f"{name}.bias", [rows], Recipe("rows", biases)) if biases else None
+        if form.scheme is None:
+            weight = graph.weight(f"{name}.weight", [rows, columns], Recipe("rows", sources))
+            product = graph.op("FusedMatMul", x, weight, transB=1)
+            return product if summand is None else graph.op("Add", product, summand)
+        codes, scales, zeros = self._quantized(name, sources, [self._blocks(columns), self._block_bytes])
+        return graph.op(
+            "MatMulNBits",
+            x,
+            codes,
+            scales,
+            zeros,
+            None,
+            summand,
+            K=columns,
+            N=rows,
+            bits=form.scheme.bits,
+            block_size=form.scheme.block,
+            accuracy_level=form.accuracy_level,
+        )
+
+    def rows_of(self, name: str, at: ir.Value) -> ir.Value:
+        """Look up rows [...] of a table of the model, [..., width]."""
+        graph, scheme, width = self.graph, self.form.scheme, self.spec.tensors[f"{name}.weight"][1]
+        if scheme is None:
+            shape = self.spec.tensors[f"{name}.weight"]
+            return graph.op("Gather", graph.weight(f"{name}.weight", shape, Recipe("rows", (f"{name}.weight",))), at)
+        padded = self._blocks(width) * self._block_bytes
+        codes, scales, zeros = self._quantized(f"{name}.table", (f"{name}.weight",), [padded])
+        found = graph.op(
+            "GatherBlockQuantized",
+            codes,
+            at,
+            scales,
+            zeros,
+            bits=scheme.bits,
+            block_size=scheme.block,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        if width % scheme.block == 0:
+            return found
+        return graph.op("Slice", found, *(graph.constant([number]) for number in (0, width, -1)))
+
+    def _blocks(self, columns: int) -> int:
+        assert self.form.scheme is not None
+        return -(-columns // self.form.scheme.block)
+
+    @property
+    def _block_bytes(self) -> int:
+        assert self.form.scheme is not None
+        return self.form.scheme.block * self.form.scheme.bits // 8
+
+    def _quantized(
+        self, name: str, sources: tuple[str, ...], columns: list[int]
+    ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
+        """Return codes, scales and zero points of matrices, one below the other; a row of codes has this shape."""
+        graph, scheme, bytes_ = self.graph, self.form.scheme, ir.DataType.UINT8
+        assert scheme is not None
+        rows = sum(self.spec.tensors[source][0] for source in sources)
+        blocks = self._blocks(self.spec.tensors[sources[0]][1])
+        codes = graph.weight(f"{name}.codes", [rows, *columns], Recipe("codes", sources), bytes_)
+        scales = graph.weight(f"{name}.scales", [rows, blocks], Recipe("scales", sources))
+        if scheme.symmetric:
+            return codes, scales, None
+        packed = -(-blocks * scheme.bits // 8)
+        return codes, scales, graph.weight(f"{name}.zeros", [rows, packed], Recipe("zeros", sources), bytes_)
+
+    def norm(self, x: ir.Value, norm: NormSpec | None, name: str, width: int) -> ir.Value:
+        """Normalize the last dimension of x, of this width; None leaves it as it is."""
+        if norm is None:
+            return x
+        weight = self._factors(norm, name, width)
+        if norm.kind == "layer":
+            bias = self.graph.weight(f"{name}.bias", [width], Recipe("rows", (f"{name}.bias",))) if norm.bias else None
+            return self.graph.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=norm.eps)
+        return self.graph.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=norm.eps, stash_type=1)
+
+    def norm_per_head(self, x: ir.Value, norm: NormSpec, name: str, heads: int, width: int) -> ir.Value:
+        """Normalize each head of x [..., heads, width], with factors of its own."""
+        normed = self.norm(x, replace(norm, weight=False), name, width)
+        if not norm.weight:
+            return normed
+        factors = self.graph.weight(f"{name}.weight", [heads, width], self._recipe(norm, name))
+        return self.graph.op("Mul", normed, factors)
+
+    def add_and_norm(self, x: ir.Value, more: ir.Value, norm: NormSpec | None, name: str) -> tuple[ir.Value, ir.Value]:
+        """Return x + more, and that normalized."""
+        width = self.spec.hidden_size
+        if norm is not None and norm.kind == "rms":
+            weight = self._factors(norm, name, width)
+            outs = self.graph.ops("SkipSimplifiedLayerNormalization", 4, x, more, weight, epsilon=norm.eps)
+            outs[1].name = outs[2].name = ""  # mean and deviation, which nobody needs
+            return outs[3], outs[0]
+        total = self.graph.op("Add", x, more)
+        return total, self.norm(total, norm, name, width)
+
+    def _factors(self, norm: NormSpec, name: str, width: int) -> ir.Value:
+        if not norm.weight:
+            return self.graph.constant(np.ones(width), self.graph.dtype.numpy())
+        return self.graph.weight(f"{name}.weight", [width], self._recipe(norm, name))
+
+    def _recipe(self, norm: NormSpec, name: str) -> Recipe:
+        return Recipe("rows" if norm.offset == 0 else f"plus {norm.offset!r}", (f"{name}.weight",))

@@ -1,0 +1,21 @@
+"""An ONNX Runtime session: where it computes, with how many threads, from which graph and weights."""
+
+__all__ = ["open_session"]
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+from torch import Tensor
+
+
+def open_session(
+    graph: Path, weights: Mapping[str, Tensor], providers: list[Any], threads: int
+) -> ort.InferenceSession:
+    """Load a graph with weights that lie in memory already."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    options.add_external_initializers(list(weights), [ort.OrtValue.from_dlpack(each) for each in weights.values()])
+    return ort.InferenceSession(str(graph), options, providers=providers)

@@ -1,0 +1,71 @@
+"""The graph's weights, made from the model's by their recipes."""
+
+__all__ = ["make"]
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xinfer.backends.onnx.form import Form
+from xinfer.backends.onnx.graph import Recipe
+from xinfer.models.spec import AttentionSpec
+from xinfer.models.weights import Weights
+
+
+def make(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
+    """Return a weight of the graph, on the CPU; a view of the checkpoint's where it lies there as it is needed."""
+    kind = recipe.form.partition(" ")[0]
+    return FORMS[kind](recipe, weights, form).contiguous()
+
+
+def _dtype(form: Form) -> torch.dtype:
+    found: torch.dtype = getattr(torch, form.dtype)
+    return found
+
+
+def _attention(recipe: Recipe, weights: Weights) -> AttentionSpec:
+    assert recipe.layer is not None
+    return weights.spec.layers[recipe.layer].attention
+
+
+def _rows(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
+    """`rows`: tensors, one below the other."""
+    tensors = [weights.load(name).to(_dtype(form)) for name in recipe.sources]
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def _plus(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
+    """`plus N`: a tensor with N added to it."""
+    return (weights.load(recipe.sources[0]).float() + float(recipe.form.split()[1])).to(_dtype(form))
+
+
+def _per_head(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
+    """`per_head` and `per_head turned`: of latent attention, [heads, in, out] of each head."""
+    spec = _attention(recipe, weights)
+    assert spec.latent is not None
+    tensor = weights.load(recipe.sources[0]).to(_dtype(form)).view(spec.heads, -1, spec.latent.rank)
+    return tensor.transpose(1, 2) if recipe.form.endswith("turned") else tensor
+
+
+def _turn(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
+    """`cos` and `sin` [max_len, dim / 2], and `growth` [max_len, 1], a factor on queries: of each position."""
+    rope = _attention(recipe, weights).rope
+    assert rope is not None
+    if recipe.form == "growth":
+        contexts = torch.arange(form.max_len) // rope.original_max_len
+        return (1 + rope.query_growth * (1 + contexts).log()).to(_dtype(form))[:, None]
+    angles = np.arange(form.max_len, dtype=np.float32)[:, None] * rope.inverse_frequencies(form.max_len)
+    wave = (np.cos if recipe.form == "cos" else np.sin)(angles) * np.float32(rope.amplitude)
+    return torch.from_numpy(wave).to(_dtype(form))
+
+
+FORMS: dict[str, Callable[[Recipe, Weights, Form], Tensor]] = {
+    "rows": _rows,
+    "plus": _plus,
+    "per_head": _per_head,
+    "cos": _turn,
+    "sin": _turn,
+    "growth": _turn,
+}
