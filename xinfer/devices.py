@@ -1,13 +1,16 @@
 """Which device and which precision a configuration means, and what weights take there."""
 
-__all__ = ["choose_device", "choose_dtype", "resident_bytes"]
+__all__ = ["cache_budget", "choose_device", "choose_dtype", "resident_bytes"]
 
 import torch
 
+from xinfer.engine.types import Limits
 from xinfer.errors import ConfigError, DeviceError
+from xinfer.hardware import available_memory
 from xinfer.models.spec import DecoderSpec
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CPU_CACHE = 1 << 30  # bytes of KV cache that a CPU takes unasked, if that holds one whole context
 _ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -36,3 +39,14 @@ def resident_bytes(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) 
     """Return the bytes of a model's weights on a device; on a CPU a tied head is laid out apart from the embedding."""
     again = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied and device.type == "cpu" else 0
     return spec.weight_bytes(dtype.itemsize) + again
+
+
+def cache_budget(limits: Limits, whole: int, device: torch.device) -> float:
+    """Return the bytes that the KV cache may take, where one whole context takes `whole`.
+
+    Unasked, a GPU gives 85 % of what is free; a CPU 1 GiB, or what one whole context needs, within half of its memory.
+    """
+    free = available_memory(device)
+    if limits.kv_memory is None:
+        return free * 0.85 if device.type == "cuda" else min(max(_CPU_CACHE, whole), free / 2)
+    return free * limits.kv_memory if limits.kv_memory <= 1 else min(limits.kv_memory, free)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from xinfer.backends.onnx.graph import Recipe
 from xinfer.backends.onnx.linear import Writer
+from xinfer.backends.onnx.recipe import Recipe
 from xinfer.models.spec import AttentionSpec, LatentSpec, RopeSpec
 
 

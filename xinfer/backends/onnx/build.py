@@ -4,9 +4,7 @@ __all__ = ["Built", "build"]
 
 import logging
 import os
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
 import onnxruntime as ort
@@ -15,18 +13,20 @@ import torch
 
 from xinfer.backends import BackendContext
 from xinfer.backends.onnx.attention import head_width
+from xinfer.backends.onnx.cached import graph_for
 from xinfer.backends.onnx.form import Form
 from xinfer.backends.onnx.rows import Rows
 from xinfer.backends.onnx.session import open_session
 from xinfer.backends.onnx.weights import make
+from xinfer.devices import cache_budget
 from xinfer.engine.runner import RunnerInfo
 from xinfer.engine.types import Limits
 from xinfer.errors import DeviceError
-from xinfer.hardware import available_memory, gibibytes
+from xinfer.hardware import gibibytes
+from xinfer.models.reader import Reader, give_back
 
 log = logging.getLogger(__name__)
 
-_CACHE = 1 << 30  # bytes of KV cache taken unasked, if that holds one whole context
 _SPARE = 2  # rows for each sequence that may run: others keep prompts that may come again
 
 
@@ -45,19 +45,17 @@ def build(context: BackendContext) -> Built:
     spec, limits = context.model.spec, context.limits
     form = Form(max_len=spec.context_len(limits.max_model_len))
     started = perf_counter()
-    import onnx_ir as ir
-
-    from xinfer.backends.onnx.decoder import write
-
-    model, recipes = write(spec, form)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        ir.save(model, path)
-        with torch.inference_mode():
-            weights = {name: make(recipe, context.model.weights, form) for name, recipe in recipes.items()}
-        resident = sum(each.numel() * each.element_size() for each in weights.values())
-        session = open_session(path, weights, ["CPUExecutionProvider"], context.config.threads or cores())
-    log.info("session ready", extra={"seconds": perf_counter() - started, "bytes": resident})
+    path, recipes = graph_for(spec, form)
+    with torch.inference_mode(), Reader(context.model.weights, torch.device("cpu"), torch.float32) as reader:
+        weights = {name: make(recipe, reader, form) for name, recipe in recipes.items()}
+    resident = sum(each.numel() * each.element_size() for each in weights.values())
+    read = perf_counter()
+    session = open_session(path, weights, ["CPUExecutionProvider"], context.config.threads or cores())
+    del weights
+    give_back()
+    log.info(
+        "session ready", extra={"weights_s": read - started, "session_s": perf_counter() - read, "bytes": resident}
+    )
     heads = [(layer.attention.kv_heads, head_width(layer.attention)) for layer in spec.layers for _ in range(2)]
     token_bytes = sum(groups * width for groups, width in heads) * 4
     tokens = cache_tokens(limits, form.max_len, token_bytes)
@@ -90,15 +88,8 @@ def cores() -> int:
 
 
 def cache_tokens(limits: Limits, longest: int, token_bytes: int) -> int:
-    """Return how many tokens the cache may hold: what all sequences could fill, within what memory allows.
-
-    Unasked it takes 1 GiB, or what one whole context needs, within half of the memory that is free.
-    """
-    free = available_memory(torch.device("cpu"))
-    if limits.kv_memory is None:
-        budget = min(max(_CACHE, longest * token_bytes), free / 2)
-    else:
-        budget = free * limits.kv_memory if limits.kv_memory <= 1 else min(limits.kv_memory, free)
+    """Return how many tokens the cache may hold: what all sequences could fill, within what memory allows."""
+    budget = cache_budget(limits, longest * token_bytes, torch.device("cpu"))
     tokens = min(int(budget // token_bytes), longest * limits.max_num_seqs)
     if tokens < 2:
         raise DeviceError(

@@ -18,9 +18,10 @@ import onnx_ir as ir
 
 from xinfer.backends.onnx.attention import Cache, attend, needs_positions
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.graph import Graph, Recipe
+from xinfer.backends.onnx.graph import Graph
 from xinfer.backends.onnx.linear import Writer
 from xinfer.backends.onnx.mlp import feed_forward
+from xinfer.backends.onnx.recipe import Recipe
 from xinfer.models.spec import DecoderSpec
 
 _DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}

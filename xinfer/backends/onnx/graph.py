@@ -1,13 +1,14 @@
 """A graph being written: nodes, and weights that are named and described, not held."""
 
-__all__ = ["Graph", "Recipe"]
+__all__ = ["Graph"]
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
+
+from xinfer.backends.onnx.recipe import Recipe
 
 _OPSET = 21
 _CONTRIB = "com.microsoft"
@@ -25,21 +26,6 @@ _OF_RUNTIME = {
     "MoE": _CONTRIB,
     "QMoE": _CONTRIB,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How a weight of the graph is made from the model's; see `weights.make`.
-
-    Attributes:
-        form: what is done, such as `rows` (matrices of the same input, one below the other).
-        sources: canonical names of tensors.
-        layer: the layer whose spec says the rest, where the form needs it.
-    """
-
-    form: str
-    sources: tuple[str, ...] = ()
-    layer: int | None = None
 
 
 class Graph:

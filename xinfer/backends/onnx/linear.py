@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.graph import Graph, Recipe
+from xinfer.backends.onnx.graph import Graph
+from xinfer.backends.onnx.recipe import Recipe
 from xinfer.models.spec import DecoderSpec, NormSpec
 
 

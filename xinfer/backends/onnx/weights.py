@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.graph import Recipe
+from xinfer.backends.onnx.recipe import Recipe
+from xinfer.models.reader import Reader
 from xinfer.models.spec import AttentionSpec
-from xinfer.models.weights import Weights
 
 
-def make(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
+def make(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
     """Return a weight of the graph, on the CPU; a view of the checkpoint's where it lies there as it is needed."""
     kind = recipe.form.partition(" ")[0]
     return FORMS[kind](recipe, weights, form).contiguous()
@@ -25,23 +25,23 @@ def _dtype(form: Form) -> torch.dtype:
     return found
 
 
-def _attention(recipe: Recipe, weights: Weights) -> AttentionSpec:
+def _attention(recipe: Recipe, weights: Reader) -> AttentionSpec:
     assert recipe.layer is not None
     return weights.spec.layers[recipe.layer].attention
 
 
-def _rows(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
+def _rows(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
     """`rows`: tensors, one below the other."""
     tensors = [weights.load(name).to(_dtype(form)) for name in recipe.sources]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _plus(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
+def _plus(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
     """`plus N`: a tensor with N added to it."""
     return (weights.load(recipe.sources[0]).float() + float(recipe.form.split()[1])).to(_dtype(form))
 
 
-def _per_head(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
+def _per_head(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
     """`per_head` and `per_head turned`: of latent attention, [heads, in, out] of each head."""
     spec = _attention(recipe, weights)
     assert spec.latent is not None
@@ -49,7 +49,7 @@ def _per_head(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
     return tensor.transpose(1, 2) if recipe.form.endswith("turned") else tensor
 
 
-def _turn(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
+def _turn(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
     """`cos` and `sin` [max_len, dim / 2], and `growth` [max_len, 1], a factor on queries: of each position."""
     rope = _attention(recipe, weights).rope
     assert rope is not None
@@ -61,7 +61,7 @@ def _turn(recipe: Recipe, weights: Weights, form: Form) -> Tensor:
     return torch.from_numpy(wave).to(_dtype(form))
 
 
-FORMS: dict[str, Callable[[Recipe, Weights, Form], Tensor]] = {
+FORMS: dict[str, Callable[[Recipe, Reader, Form], Tensor]] = {
     "rows": _rows,
     "plus": _plus,
     "per_head": _per_head,

@@ -2,16 +2,10 @@
 
 __all__ = ["TorchRunner"]
 
-import ctypes
 import logging
-import math
-import os
-import sys
-from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import psutil
@@ -31,19 +25,17 @@ from xinfer.backends.torch.invariant import (
     plan_invariant,
     repeat_last,
 )
-from xinfer.devices import choose_device, choose_dtype, resident_bytes
+from xinfer.devices import cache_budget, choose_device, choose_dtype, resident_bytes
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
-from xinfer.errors import DeviceError, ModelError
+from xinfer.errors import DeviceError
 from xinfer.hardware import available_memory, gibibytes
+from xinfer.models.reader import Reader
 from xinfer.models.spec import DecoderSpec
-from xinfer.models.weights import Weights
 
 log = logging.getLogger(__name__)
 
 _BLOCK = 16
-_AHEAD = 64 << 20  # bytes of weights, read before they are asked for
-_CPU_CACHE = 1 << 30  # bytes of KV cache that a CPU takes unasked, if that holds one whole context
 
 
 class TorchRunner(ModelRunner):
@@ -142,66 +134,6 @@ class TorchRunner(ModelRunner):
             torch.cuda.empty_cache()
 
 
-class Reader:
-    """Reads weights ahead of their use on as many threads as there are cores, since dequantizing takes a while.
-
-    As many bytes are read ahead as hardly show beside the whole model, in the precision to compute in. The embedding
-    is read first and does not count: it stays in memory as it is. What conversion and packing leave behind is given
-    back to the system as they go.
-    """
-
-    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
-        self._weights, self._device, self._dtype = weights, device, dtype
-        self._bytes = {name: math.prod(shape) * dtype.itemsize for name, shape in weights.spec.tensors.items()}
-        self._most = max(_AHEAD, sum(self._bytes.values()) // 20)
-        self._bytes["embed.weight"] = 0
-        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="weights")
-        self._names, self._used = deque(weights), 0
-        self._pending: dict[str, Future[Tensor]] = {}
-        self._read_on()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        _trim()
-
-    def _read_on(self) -> None:
-        waiting = sum(self._bytes[name] for name in self._pending)
-        while self._names and (not waiting or waiting + self._bytes[self._names[0]] <= self._most):
-            name = self._names.popleft()
-            self._pending[name] = self._pool.submit(self._read, name)
-            waiting += self._bytes[name]
-
-    def _read(self, name: str) -> Tensor:
-        with torch.inference_mode():  # of which each thread has its own
-            tensor = self._weights.load(name)
-            if not tensor.is_floating_point():
-                kind = str(tensor.dtype).removeprefix("torch.")
-                raise ModelError(f"{name} is stored as {kind}, as of a quantized checkpoint, which can't be read")
-            precise = self._weights.spec.keeps_precision(name)
-            return tensor.to(self._device, torch.float32 if precise else self._dtype)
-
-    def load(self, name: str) -> Tensor:
-        """Return a weight on the device, in its precision."""
-        future = self._pending.pop(name, None)
-        if future is None and name in self._names:  # asked for before its turn
-            self._names.remove(name)
-        self._used += self._bytes[name]
-        if self._used > _AHEAD:
-            self._used = 0
-            _trim()
-        self._read_on()
-        return future.result() if future is not None else self._read(name)
-
-
-def _trim() -> None:
-    """Give freed memory back to the system: glibc would keep the holes between the matrices that stay."""
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
-
-
 def _check_fits(weight_bytes: int, device: torch.device) -> None:
     free = available_memory(device)
     if weight_bytes > free:
@@ -212,17 +144,10 @@ def _check_fits(weight_bytes: int, device: torch.device) -> None:
 
 
 def cache_blocks(spec: DecoderSpec, limits: Limits, longest: int, element: int, device: torch.device) -> int:
-    """Return how many blocks the cache gets: no more than all sequences could fill, and what memory allows.
-
-    Unasked, a GPU gives 85 % of what is free; a CPU 1 GiB, or what one whole context needs, within half of its memory.
-    """
+    """Return how many blocks the cache gets: no more than all sequences could fill, and what memory allows."""
     block_bytes = spec.kv_token_elements * element * _BLOCK
     whole = -(-longest // _BLOCK)
-    free = available_memory(device)
-    if limits.kv_memory is None:
-        budget = free * 0.85 if device.type == "cuda" else min(max(_CPU_CACHE, whole * block_bytes), free / 2)
-    else:
-        budget = free * limits.kv_memory if limits.kv_memory <= 1 else min(limits.kv_memory, free)
+    budget = cache_budget(limits, whole * block_bytes, device)
     blocks = min(int(budget // block_bytes), whole * limits.max_num_seqs)
     if blocks < 1 + (longest > _BLOCK):
         raise DeviceError(

@@ -1,0 +1,80 @@
+"""Weights read ahead of their use, onto a device and in the precision to compute in."""
+
+__all__ = ["Reader", "give_back"]
+
+import ctypes
+import math
+import os
+import sys
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from xinfer.errors import ModelError
+from xinfer.models.weights import Weights
+
+_AHEAD = 64 << 20  # bytes of weights, read before they are asked for
+
+
+class Reader:
+    """Reads weights ahead of their use on as many threads as there are cores, since dequantizing takes a while.
+
+    As many bytes are read ahead as hardly show beside the whole model, in the precision to compute in. The embedding
+    is read first and does not count: it stays in memory as it is. What conversion and packing leave behind is given
+    back to the system as they go.
+    """
+
+    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+        self._weights, self._device, self._dtype = weights, device, dtype
+        self.spec = weights.spec
+        self._bytes = {name: math.prod(shape) * dtype.itemsize for name, shape in weights.spec.tensors.items()}
+        self._most = max(_AHEAD, sum(self._bytes.values()) // 20)
+        self._bytes["embed.weight"] = 0
+        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="weights")
+        self._names, self._used = deque(weights), 0
+        self._pending: dict[str, Future[Tensor]] = {}
+        self._read_on()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        give_back()
+
+    def _read_on(self) -> None:
+        waiting = sum(self._bytes[name] for name in self._pending)
+        while self._names and (not waiting or waiting + self._bytes[self._names[0]] <= self._most):
+            name = self._names.popleft()
+            self._pending[name] = self._pool.submit(self._read, name)
+            waiting += self._bytes[name]
+
+    def _read(self, name: str) -> Tensor:
+        with torch.inference_mode():  # of which each thread has its own
+            tensor = self._weights.load(name)
+            if not tensor.is_floating_point():
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise ModelError(f"{name} is stored as {kind}, as of a quantized checkpoint, which can't be read")
+            precise = self._weights.spec.keeps_precision(name)
+            return tensor.to(self._device, torch.float32 if precise else self._dtype)
+
+    def load(self, name: str) -> Tensor:
+        """Return a weight on the device, in its precision."""
+        future = self._pending.pop(name, None)
+        if future is None and name in self._names:  # asked for before its turn
+            self._names.remove(name)
+        self._used += self._bytes[name]
+        if self._used > _AHEAD:
+            self._used = 0
+            give_back()
+        self._read_on()
+        return future.result() if future is not None else self._read(name)
+
+
+def give_back() -> None:
+    """Give freed memory back to the system: glibc would keep the holes between the matrices that stay."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
