@@ -22,6 +22,7 @@ TOKEN, SEED = 0, 1
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW, _SHIFT = 0xFFFFFFFF, 32
+_FEW = 8  # rows that plain integers are faster for than arrays
 
 Word = TypeVar("Word", NDArray[Any], int)
 
@@ -45,6 +46,9 @@ def uniform(seeds: list[int], positions: list[int], indices: list[int] | None = 
         positions: absolute position of the token to be drawn, counted from the start of the prompt, [N].
         indices: which of a request's samples this is (zero without `n > 1`), [N].
     """
+    if len(seeds) <= _FEW:
+        places = zip(seeds, positions, indices or [0] * len(seeds), strict=True)
+        return np.array([_uniform(*place) for place in places], np.float64)
     seed, position = np.array(seeds, np.uint64), np.array(positions, np.uint64)
     zeros = np.zeros_like(seed)
     index = zeros if indices is None else np.array(indices, np.uint64)
@@ -53,6 +57,13 @@ def uniform(seeds: list[int], positions: list[int], indices: list[int] | None = 
     bits = ((word0 << _SHIFT) | word1) >> 11
     draws: NDArray[np.float64] = bits.astype(np.float64) * 2.0**-53
     return draws
+
+
+def _uniform(seed: int, position: int, index: int) -> float:
+    """Return one row's number by plain integers, which for few rows takes less time than arrays."""
+    counter = (position & _LOW, index & _LOW, TOKEN, 0)
+    word0, word1, _, _ = philox((seed & _LOW, seed >> _SHIFT), counter)
+    return ((word0 << _SHIFT | word1) >> 11) * 2.0**-53
 
 
 def derive(seed: int, index: int) -> int:

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
@@ -25,16 +26,23 @@ class Reader:
     As many bytes are read ahead as hardly show beside the whole model, in the precision to compute in. The embedding
     is read first and does not count: it stays in memory as it is. What conversion and packing leave behind is given
     back to the system as they go.
+
+    Args:
+        weights: what is read.
+        device, dtype: where it goes, and in which precision, but for what keeps float32.
+        names: what will be asked for, in this order as far as possible; None for everything.
     """
 
-    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, weights: Weights, device: torch.device, dtype: torch.dtype, names: Iterable[str] | None = None
+    ) -> None:
         self._weights, self._device, self._dtype = weights, device, dtype
         self.spec = weights.spec
         self._bytes = {name: math.prod(shape) * dtype.itemsize for name, shape in weights.spec.tensors.items()}
         self._most = max(_AHEAD, sum(self._bytes.values()) // 20)
         self._bytes["embed.weight"] = 0
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="weights")
-        self._names, self._used = deque(weights), 0
+        self._names, self._used = deque(weights if names is None else names), 0
         self._pending: dict[str, Future[Tensor]] = {}
         self._read_on()
 

@@ -17,11 +17,13 @@ class OnnxConfig:
     Attributes:
         device: `auto` takes the first CUDA device if there is one and its provider loads; or `cpu`, `cuda`, ...
         threads: of the CPU; None takes one for each physical core.
+        accuracy_level: of products with quantized matrices: 4 rounds what they multiply to int8, 1 computes in float32.
         huge_pages: move weights into huge pages once they are loaded (Linux): what that takes, about 450 tokens save.
     """
 
     device: str = "auto"
     threads: int | None = None
+    accuracy_level: int = 4
     huge_pages: bool = False
 
 

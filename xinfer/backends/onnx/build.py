@@ -17,14 +17,14 @@ from xinfer.backends.onnx.cached import graph_for
 from xinfer.backends.onnx.form import Form
 from xinfer.backends.onnx.rows import Rows
 from xinfer.backends.onnx.session import open_session
-from xinfer.backends.onnx.weights import make
+from xinfer.backends.onnx.weights import make_all
 from xinfer.devices import cache_budget
 from xinfer.engine.runner import RunnerInfo
 from xinfer.engine.types import Limits
 from xinfer.errors import DeviceError
 from xinfer.hardware import gibibytes
 from xinfer.huge_pages import use_huge_pages
-from xinfer.models.reader import Reader, give_back
+from xinfer.models.reader import give_back
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +44,11 @@ class Built:
 def build(context: BackendContext) -> Built:
     """Write the graph, load it with the model's weights, and reserve the cache."""
     spec, limits = context.model.spec, context.limits
-    form = Form(max_len=spec.context_len(limits.max_model_len))
+    scheme = context.model.quantization
+    form = Form(spec.context_len(limits.max_model_len), scheme=scheme, accuracy_level=context.config.accuracy_level)
     started = perf_counter()
     path, recipes = graph_for(spec, form)
-    with torch.inference_mode(), Reader(context.model.weights, torch.device("cpu"), torch.float32) as reader:
-        weights = {name: make(recipe, reader, form) for name, recipe in recipes.items()}
+    weights = make_all(context.model, recipes, form)
     resident = sum(each.numel() * each.element_size() for each in weights.values())
     read = perf_counter()
     session = open_session(path, weights, ["CPUExecutionProvider"], context.config.threads or cores())

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from xinfer.backends.onnx.form import Form
 from xinfer.backends.onnx.graph import Graph
 from xinfer.backends.onnx.recipe import Recipe
+from xinfer.models.quantize import Scheme
 from xinfer.models.spec import DecoderSpec, NormSpec
 
 
@@ -26,6 +27,9 @@ class Writer:
 
     def linear(self, x: ir.Value, prefix: str, *names: str, bias: bool = False) -> ir.Value:
         """Multiply [..., in] by the matrices of these names, one below the other, to [..., out]."""
+        schemes = [self._scheme(f"{prefix}{name}.weight") for name in names]
+        if len(set(schemes)) > 1:  # some rounded to more bits than others
+            return self.graph.op("Concat", *(self.linear(x, prefix, name, bias=bias) for name in names), axis=-1)
         name = f"{prefix}{'_'.join(names)}"
         sources = tuple(f"{prefix}{part}.weight" for part in names)
         biases = tuple(f"{prefix}{part}.bias" for part in names) if bias else ()
@@ -36,16 +40,19 @@ class Writer:
         name = "embed" if self.spec.tied else "head"
         return self._product(x, name, (f"{name}.weight",), ("head.bias",) if self.spec.head_bias else ())
 
+    def _scheme(self, source: str) -> Scheme | None:
+        return None if self.form.scheme is None else self.form.scheme.of(source, self.spec.tensors[source])
+
     def _product(self, x: ir.Value, name: str, sources: tuple[str, ...], biases: tuple[str, ...]) -> ir.Value:
-        graph, form = self.graph, self.form
+        graph, scheme = self.graph, self._scheme(sources[0])
         rows = sum(self.spec.tensors[source][0] for source in sources)
         columns = self.spec.tensors[sources[0]][1]
         summand = graph.weight(f"{name}.bias", [rows], Recipe("rows", biases)) if biases else None
-        if form.scheme is None:
+        if scheme is None:
             weight = graph.weight(f"{name}.weight", [rows, columns], Recipe("rows", sources))
             product = graph.op("FusedMatMul", x, weight, transB=1)
             return product if summand is None else graph.op("Add", product, summand)
-        codes, scales, zeros = self._quantized(name, sources, [self._blocks(columns), self._block_bytes])
+        codes, scales, zeros = self._quantized(name, sources, scheme)
         return graph.op(
             "MatMulNBits",
             x,
@@ -56,52 +63,33 @@ class Writer:
             summand,
             K=columns,
             N=rows,
-            bits=form.scheme.bits,
-            block_size=form.scheme.block,
-            accuracy_level=form.accuracy_level,
+            bits=scheme.bits,
+            block_size=scheme.block,
+            accuracy_level=self.form.accuracy_level,
         )
 
     def rows_of(self, name: str, at: ir.Value) -> ir.Value:
         """Look up rows [...] of a table of the model, [..., width]."""
-        graph, scheme, width = self.graph, self.form.scheme, self.spec.tensors[f"{name}.weight"][1]
+        graph, source = self.graph, f"{name}.weight"
+        scheme, width = self._scheme(source), self.spec.tensors[source][1]
         if scheme is None:
-            shape = self.spec.tensors[f"{name}.weight"]
-            return graph.op("Gather", graph.weight(f"{name}.weight", shape, Recipe("rows", (f"{name}.weight",))), at)
-        padded = self._blocks(width) * self._block_bytes
-        codes, scales, zeros = self._quantized(f"{name}.table", (f"{name}.weight",), [padded])
-        found = graph.op(
-            "GatherBlockQuantized",
-            codes,
-            at,
-            scales,
-            zeros,
-            bits=scheme.bits,
-            block_size=scheme.block,
-            gather_axis=0,
-            quantize_axis=1,
-        )
+            return graph.op("Gather", graph.weight(source, self.spec.tensors[source], Recipe("rows", (source,))), at)
+        codes, scales, zeros = self._quantized(f"{name}.table", (source,), scheme, flat=True)
+        sizes = {"bits": scheme.bits, "block_size": scheme.block}
+        found = graph.op("GatherBlockQuantized", codes, at, scales, zeros, gather_axis=0, quantize_axis=1, **sizes)
         if width % scheme.block == 0:
             return found
         return graph.op("Slice", found, *(graph.constant([number]) for number in (0, width, -1)))
 
-    def _blocks(self, columns: int) -> int:
-        assert self.form.scheme is not None
-        return -(-columns // self.form.scheme.block)
-
-    @property
-    def _block_bytes(self) -> int:
-        assert self.form.scheme is not None
-        return self.form.scheme.block * self.form.scheme.bits // 8
-
     def _quantized(
-        self, name: str, sources: tuple[str, ...], columns: list[int]
+        self, name: str, sources: tuple[str, ...], scheme: Scheme, *, flat: bool = False
     ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-        """Return codes, scales and zero points of matrices, one below the other; a row of codes has this shape."""
-        graph, scheme, bytes_ = self.graph, self.form.scheme, ir.DataType.UINT8
-        assert scheme is not None
+        """Return codes, scales and zero points of matrices, one below the other; a row of codes in blocks or flat."""
+        graph, bytes_ = self.graph, ir.DataType.UINT8
         rows = sum(self.spec.tensors[source][0] for source in sources)
-        blocks = self._blocks(self.spec.tensors[sources[0]][1])
-        codes = graph.weight(f"{name}.codes", [rows, *columns], Recipe("codes", sources), bytes_)
+        blocks, size = -(-self.spec.tensors[sources[0]][1] // scheme.block), scheme.block * scheme.bits // 8
+        shape = [rows, blocks * size] if flat else [rows, blocks, size]
+        codes = graph.weight(f"{name}.codes", shape, Recipe("codes flat" if flat else "codes", sources), bytes_)
         scales = graph.weight(f"{name}.scales", [rows, blocks], Recipe("scales", sources))
         if scheme.symmetric:
             return codes, scales, None

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -17,6 +16,7 @@ from xinfer.backends import BackendContext
 from xinfer.backends.onnx.build import build
 from xinfer.engine.runner import ModelRunner
 from xinfer.engine.types import Batch
+from xinfer.hardware import ResidentMemory
 
 _BINDINGS = 64  # that are kept; one is 4 names a layer
 _PADDING = 1.25  # by how much sequences of different lengths, computed in one call, may be more than they are
@@ -30,7 +30,7 @@ class OnnxRunner(ModelRunner):
     """
 
     def __init__(self, context: BackendContext) -> None:
-        self._process = psutil.Process()
+        self._memory = ResidentMemory()
         built = build(context)
         self._session, self._rows, self.info = built.session, built.rows, built.info
         self._ragged, self._joins = built.form.ragged, not context.limits.invariant
@@ -131,7 +131,7 @@ class OnnxRunner(ModelRunner):
 
     def metrics(self) -> Mapping[str, Any]:
         """See `ModelRunner.metrics`."""
-        return {"mem_used": self._process.memory_info().rss}
+        return {"mem_used": self._memory()}
 
     def close(self) -> None:
         """Give back the memory."""

@@ -1,17 +1,28 @@
 """The graph's weights, made from the model's by their recipes."""
 
-__all__ = ["make"]
+__all__ = ["make", "make_all"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from xinfer.backends.onnx.form import Form
+from xinfer.backends.onnx.quantized import quantized_weights
 from xinfer.backends.onnx.recipe import Recipe
+from xinfer.models.model import Model
 from xinfer.models.reader import Reader
 from xinfer.models.spec import AttentionSpec
+
+
+def make_all(model: Model, recipes: Mapping[str, Recipe], form: Form) -> dict[str, Tensor]:
+    """Return all of a graph's weights by name."""
+    weights = {} if form.scheme is None else quantized_weights(model, form.scheme, recipes)
+    others = {name: recipe for name, recipe in recipes.items() if name not in weights}
+    sources = list(dict.fromkeys(source for recipe in others.values() for source in recipe.sources))
+    with torch.inference_mode(), Reader(model.weights, torch.device("cpu"), _dtype(form), sources) as reader:
+        return weights | {name: make(recipe, reader, form) for name, recipe in others.items()}
 
 
 def make(recipe: Recipe, weights: Reader, form: Form) -> Tensor:

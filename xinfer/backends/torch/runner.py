@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -29,7 +28,7 @@ from xinfer.devices import cache_budget, choose_device, choose_dtype, resident_b
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
-from xinfer.hardware import available_memory, gibibytes
+from xinfer.hardware import ResidentMemory, available_memory, gibibytes
 from xinfer.models.reader import Reader
 from xinfer.models.spec import DecoderSpec
 
@@ -43,7 +42,7 @@ class TorchRunner(ModelRunner):
 
     def __init__(self, context: BackendContext) -> None:
         spec = context.model.spec
-        self._process = psutil.Process()
+        self._memory = ResidentMemory()
         self.device = choose_device(context.config.device)
         self.dtype = choose_dtype(context.model.dtype, self.device)
         if context.config.threads is not None:
@@ -125,7 +124,7 @@ class TorchRunner(ModelRunner):
         """See `ModelRunner.metrics`."""
         if self.device.type == "cuda":
             return {"mem_used": torch.cuda.memory_allocated(self.device)}
-        return {"mem_used": self._process.memory_info().rss}
+        return {"mem_used": self._memory()}
 
     def close(self) -> None:
         """Give back the memory."""

@@ -1,0 +1,131 @@
+"""Quantized matrices as the graph has them, kept in the cache folder: to round them well takes longer than to load."""
+
+__all__ = ["Rounder", "is_quantized", "quantized_weights"]
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import xinfer.models.quantize
+from xinfer.backends.onnx.recipe import Recipe
+from xinfer.errors import ModelError
+from xinfer.models.cache import cache_folder
+from xinfer.models.model import Model
+from xinfer.models.quantize import Packed, Scheme, pack_codes, pack_zeros, quantize
+from xinfer.models.reader import Reader
+from xinfer.models.safetensors_reader import read_safetensors
+
+log = logging.getLogger(__name__)
+
+
+class Rounder:
+    """Rounds matrices when a part of them is asked for, and remembers the last: its other parts come next.
+
+    Args:
+        load: returns a matrix by its canonical name.
+        scheme: how a model is rounded.
+    """
+
+    def __init__(self, load: Callable[[str], Tensor], scheme: Scheme) -> None:
+        self._load, self._scheme = load, scheme
+        self._last: tuple[tuple[str, ...], list[Packed]] | None = None
+
+    def part(self, recipe: Recipe) -> Tensor:
+        """Return codes [out, blocks, bytes], scales [out, blocks] or zero points of matrices, one below the other."""
+        if self._last is None or self._last[0] != recipe.sources:
+            self._last = recipe.sources, [self._round(name) for name in recipe.sources]
+        parts = [_part(recipe.form.split()[0], packed) for packed in self._last[1]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _round(self, name: str) -> Packed:
+        weight = self._load(name)
+        scheme = self._scheme.of(name, tuple(weight.shape))
+        assert scheme is not None
+        return quantize(weight.flatten(0, -2), scheme, name)
+
+
+def _part(form: str, packed: Packed) -> Tensor:
+    if form == "codes":
+        return pack_codes(packed)
+    if form == "scales":
+        return packed.scales
+    zeros = pack_zeros(packed)
+    assert zeros is not None
+    return zeros
+
+
+def quantized_weights(model: Model, scheme: Scheme, recipes: Mapping[str, Recipe]) -> dict[str, Tensor]:
+    """Return the graph's quantized matrices by name, mapped from the cache folder; rounded now if not there."""
+    wanted = {_place(recipe): recipe for recipe in recipes.values() if is_quantized(recipe)}
+    if model.load_format == "dummy":
+        return _by_name(_rounded(model, scheme, wanted), recipes)
+    file = cache_folder() / "onnx" / "weights" / f"{_key(model, scheme)}.safetensors"
+    found = _read(file, wanted)
+    if found is None:
+        started = perf_counter()
+        _write(file, _rounded(model, scheme, wanted))
+        found = _read(file, wanted)
+        assert found is not None
+        log.info("weights quantized", extra={"seconds": perf_counter() - started, "file": str(file)})
+    return _by_name(found, recipes)
+
+
+def is_quantized(recipe: Recipe) -> bool:
+    """Whether a weight is a part of quantized matrices."""
+    return recipe.form.split()[0] in ("codes", "scales", "zeros")
+
+
+def _place(recipe: Recipe) -> str:
+    """Return where a weight lies: an embedding that is the head too lies there once."""
+    return " ".join([recipe.form.split()[0], *recipe.sources])
+
+
+def _by_name(found: Mapping[str, Tensor], recipes: Mapping[str, Recipe]) -> dict[str, Tensor]:
+    chosen = {name: (found[_place(recipe)], recipe.form) for name, recipe in recipes.items() if is_quantized(recipe)}
+    return {name: each.flatten(1) if form.endswith("flat") else each for name, (each, form) in chosen.items()}
+
+
+def _rounded(model: Model, scheme: Scheme, wanted: Mapping[str, Recipe]) -> dict[str, Tensor]:
+    sources = dict.fromkeys(source for recipe in wanted.values() for source in recipe.sources)
+    with torch.inference_mode(), Reader(model.weights, torch.device("cpu"), torch.float32, list(sources)) as reader:
+        rounder = Rounder(reader.load, scheme)
+        return {name: rounder.part(recipe) for name, recipe in wanted.items()}
+
+
+def _key(model: Model, scheme: Scheme) -> str:
+    """Return a hash of the checkpoint's files, what is merged into them, the scheme, and the code that rounds."""
+    code = hashlib.sha256()
+    for source in sorted(Path(xinfer.models.quantize.__file__).parent.glob("*.py")):
+        code.update(source.read_bytes())
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in model.weights.files]
+    adapter = None if model.adapter is None else model.adapter.scale
+    return hashlib.sha256(repr((files, adapter, scheme, code.hexdigest())).encode()).hexdigest()[:32]
+
+
+def _read(file: Path, wanted: Mapping[str, Recipe]) -> dict[str, Tensor] | None:
+    """Return the tensors of a file that holds all that are wanted."""
+    try:
+        tensors = read_safetensors([file])
+    except ModelError:
+        return None
+    return {name: tensors.load(name) for name in wanted} if wanted.keys() <= tensors.shapes.keys() else None
+
+
+def _write(file: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write beside the file, which then takes its place at once."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=file.parent)
+    os.close(handle)
+    try:
+        save_file({name: each.contiguous() for name, each in weights.items()}, temporary)
+        os.replace(temporary, file)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
