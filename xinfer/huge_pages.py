@@ -23,7 +23,7 @@ _FULL = 0.9  # of a stretch, what must be in memory already: to fill holes would
 
 
 def use_huge_pages() -> int:
-    """Have this process's large stretches of memory moved into huge pages; return their bytes, 0 where that can't be."""
+    """Move this process's large stretches of memory into huge pages; return their bytes, 0 where that can't be."""
     if not sys.platform.startswith("linux"):
         return 0
     started, moved = perf_counter(), 0

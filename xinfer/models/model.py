@@ -170,6 +170,7 @@ class Model:
     @property
     def quantization(self) -> Any:  # TEMPORARY
         import os
+
         from xinfer.models.quantize import Scheme
 
         v = os.environ.get("XQ")

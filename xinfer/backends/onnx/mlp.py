@@ -2,32 +2,48 @@
 
 __all__ = ["feed_forward"]
 
+from dataclasses import replace
+from functools import partial
+
 import onnx_ir as ir
 
+from xinfer.backends.onnx.experts import float_linear, routed
 from xinfer.backends.onnx.linear import Writer
 from xinfer.models.spec import MlpSpec
 
 
 def feed_forward(writer: Writer, x: ir.Value, index: int) -> ir.Value:
     """Write a layer's feed-forward part, [B, S, H] to [B, S, H]."""
-    spec = writer.spec.layers[index].mlp
-    prefix = f"layers.{index}.mlp."
-    assert spec.experts is None
-    return _dense(writer, x, spec, prefix)
+    graph, spec = writer.graph, writer.spec.layers[index].mlp
+    prefix, experts = f"layers.{index}.mlp.", spec.experts
+    if experts is None:
+        return _dense(writer, x, spec, prefix)
+    out = routed(writer, x, spec, prefix, partial(_between, writer, spec))
+    if experts.shared is None:
+        return out
+    shared = _dense(writer, x, replace(spec, size=experts.shared, experts=None), f"{prefix}shared.")
+    if experts.shared_gate:
+        gate = graph.op("Sigmoid", float_linear(writer, x, f"{prefix}shared_gate"))
+        if graph.dtype != ir.DataType.FLOAT:
+            gate = graph.op("Cast", gate, to=int(graph.dtype))
+        shared = graph.op("Mul", shared, gate)
+    return graph.op("Add", out, shared)
 
 
 def _dense(writer: Writer, x: ir.Value, spec: MlpSpec, prefix: str) -> ir.Value:
-    graph = writer.graph
-    if not spec.gated:
-        between = activation(writer, spec.activation, writer.linear(x, prefix, "up", bias=spec.bias))
+    gate: ir.Value | None = None
+    if spec.gated:
+        both = writer.linear(x, prefix, "gate", "up", bias=spec.bias)
+        gate, up = writer.graph.ops("Split", 2, both, axis=-1, num_outputs=2)
     else:
-        gate, up = graph.ops("Split", 2, writer.linear(x, prefix, "gate", "up", bias=spec.bias), axis=-1, num_outputs=2)
-        between = _gated(writer, spec, gate, up)
-    return writer.linear(between, prefix, "down", bias=spec.bias)
+        up = writer.linear(x, prefix, "up", bias=spec.bias)
+    return writer.linear(_between(writer, spec, gate, up), prefix, "down", bias=spec.bias)
 
 
-def _gated(writer: Writer, spec: MlpSpec, gate: ir.Value, up: ir.Value) -> ir.Value:
+def _between(writer: Writer, spec: MlpSpec, gate: ir.Value | None, up: ir.Value) -> ir.Value:
     graph = writer.graph
+    if gate is None:
+        return activation(writer, spec.activation, up)
     if spec.activation != "swiglu":
         return graph.op("Mul", activation(writer, spec.activation, gate), up)
     most, least = graph.number(spec.limit), graph.number(-spec.limit)

@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -36,30 +37,51 @@ class Rounder:
 
     def __init__(self, load: Callable[[str], Tensor], scheme: Scheme) -> None:
         self._load, self._scheme = load, scheme
-        self._last: tuple[tuple[str, ...], list[Packed]] | None = None
+        self._last: tuple[tuple[str, ...], list[_Rounded]] | None = None
 
     def part(self, recipe: Recipe) -> Tensor:
-        """Return codes [out, blocks, bytes], scales [out, blocks] or zero points of matrices, one below the other."""
+        """Return codes [out, blocks, bytes], scales [out, blocks] or zero points of matrices, one below the other.
+
+        Of experts, `stack`, [count, out, ...], a row of codes without what fills its last block; of several such
+        `interleaved`, their rows in turns.
+        """
         if self._last is None or self._last[0] != recipe.sources:
             self._last = recipe.sources, [self._round(name) for name in recipe.sources]
-        parts = [_part(recipe.form.split()[0], packed) for packed in self._last[1]]
+        form, *shape = recipe.form.split()
+        if shape and shape[0] in ("stack", "interleaved"):
+            return torch.stack([each.stacked(form) for each in self._last[1]], 2).flatten(1, 2)
+        parts = [each.part(form) for each in self._last[1]]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _round(self, name: str) -> Packed:
+    def _round(self, name: str) -> "_Rounded":
         weight = self._load(name)
         scheme = self._scheme.of(name, tuple(weight.shape))
         assert scheme is not None
-        return quantize(weight.flatten(0, -2), scheme, name)
+        return _Rounded(quantize(weight.flatten(0, -2), scheme, name), tuple(weight.shape))
 
 
-def _part(form: str, packed: Packed) -> Tensor:
-    if form == "codes":
-        return pack_codes(packed)
-    if form == "scales":
-        return packed.scales
-    zeros = pack_zeros(packed)
-    assert zeros is not None
-    return zeros
+@dataclass(frozen=True, slots=True)
+class _Rounded:
+    """A matrix, or experts' as one, with the shape that it had."""
+
+    packed: Packed
+    shape: tuple[int, ...]
+
+    def part(self, form: str) -> Tensor:
+        if form == "codes":
+            return pack_codes(self.packed)
+        if form == "scales":
+            return self.packed.scales
+        zeros = pack_zeros(self.packed)
+        assert zeros is not None
+        return zeros
+
+    def stacked(self, form: str) -> Tensor:
+        """[count, out, ...]."""
+        rows = self.part(form).flatten(1)
+        if form == "codes":
+            rows = rows[:, : self.shape[-1] * self.packed.bits // 8]
+        return rows.reshape(*self.shape[:2], -1)
 
 
 def quantized_weights(model: Model, scheme: Scheme, recipes: Mapping[str, Recipe]) -> dict[str, Tensor]:
@@ -85,7 +107,7 @@ def is_quantized(recipe: Recipe) -> bool:
 
 def _place(recipe: Recipe) -> str:
     """Return where a weight lies: an embedding that is the head too lies there once."""
-    return " ".join([recipe.form.split()[0], *recipe.sources])
+    return " ".join([recipe.form.removesuffix(" flat"), *recipe.sources])
 
 
 def _by_name(found: Mapping[str, Tensor], recipes: Mapping[str, Recipe]) -> dict[str, Tensor]:

@@ -47,6 +47,17 @@ def _rows(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
+def _float(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
+    """`float`: a tensor that is float32 in any precision."""
+    return weights.load(recipe.sources[0]).float()
+
+
+def _interleaved(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
+    """`interleaved`: of experts, [count, rows, ...] tensors of the same input, their rows in turns."""
+    tensors = [weights.load(name).to(_dtype(form)) for name in recipe.sources]
+    return torch.stack(tensors, 2).flatten(1, 2)
+
+
 def _plus(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
     """`plus N`: a tensor with N added to it."""
     return (weights.load(recipe.sources[0]).float() + float(recipe.form.split()[1])).to(_dtype(form))
@@ -74,6 +85,8 @@ def _turn(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
 
 FORMS: dict[str, Callable[[Recipe, Reader, Form], Tensor]] = {
     "rows": _rows,
+    "float": _float,
+    "interleaved": _interleaved,
     "plus": _plus,
     "per_head": _per_head,
     "cos": _turn,
