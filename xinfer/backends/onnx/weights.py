@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.quantized import quantized_weights
+from xinfer.backends.onnx.quantized import Rounder, quantized_weights
 from xinfer.backends.onnx.recipe import Recipe
 from xinfer.models.model import Model
 from xinfer.models.reader import Reader
@@ -28,7 +28,8 @@ def make_all(model: Model, recipes: Mapping[str, Recipe], form: Form) -> dict[st
 def make(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
     """Return a weight of the graph, on the CPU; a view of the checkpoint's where it lies there as it is needed."""
     kind = recipe.form.partition(" ")[0]
-    return FORMS[kind](recipe, weights, form).contiguous()
+    made = FORMS[kind](recipe, weights, form)
+    return (made.flatten(1) if recipe.form.endswith(" flat") else made).contiguous()
 
 
 def _dtype(form: Form) -> torch.dtype:
@@ -83,6 +84,12 @@ def _turn(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
     return torch.from_numpy(wave).to(_dtype(form))
 
 
+def _rounded(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
+    """`codes`, `scales`, `zeros`: see `Rounder`."""
+    assert form.scheme is not None
+    return Rounder(weights.load, form.scheme).part(recipe)
+
+
 FORMS: dict[str, Callable[[Recipe, Reader, Form], Tensor]] = {
     "rows": _rows,
     "float": _float,
@@ -92,4 +99,7 @@ FORMS: dict[str, Callable[[Recipe, Reader, Form], Tensor]] = {
     "cos": _turn,
     "sin": _turn,
     "growth": _turn,
+    "codes": _rounded,
+    "scales": _rounded,
+    "zeros": _rounded,
 }
