@@ -2,8 +2,11 @@
 
 __all__ = ["OnnxRunner"]
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,12 @@ from torch import Tensor
 
 from xinfer.backends import BackendContext
 from xinfer.backends.onnx.build import build
+from xinfer.backends.onnx.probe import probe
 from xinfer.engine.runner import ModelRunner
-from xinfer.engine.types import Batch
+from xinfer.engine.types import Batch, Limits
 from xinfer.hardware import ResidentMemory
+
+log = logging.getLogger(__name__)
 
 _BINDINGS = 64  # that are kept; one is 4 names a layer
 _PADDING = 1.25  # by how much sequences of different lengths, computed in one call, may be more than they are
@@ -33,10 +39,25 @@ class OnnxRunner(ModelRunner):
         self._memory = ResidentMemory()
         built = build(context)
         self._session, self._rows, self.info = built.session, built.rows, built.info
-        self._ragged, self._joins = built.form.ragged, not context.limits.invariant
+        self._ragged, self._joins = built.form.ragged, True
         names = {each.name for each in self._session.get_inputs()}
         self._inputs = [name for name in names if not name.startswith("past_key_values.")]
         self._bindings: OrderedDict[tuple[int, int], ort.IOBinding] = OrderedDict()
+        if context.limits.invariant:
+            self._make_invariant(context.limits)
+
+    def _make_invariant(self, limits: Limits) -> None:
+        """Find out what a row depends on, keep from doing what would change it, and report the rest."""
+        started = perf_counter()
+        found = probe(self.forward, limits, self.info)
+        self._joins = found.joined
+        levels = {"rerun"} | ({"batch"} if found.batch else set())
+        if found.batch and found.chunk:
+            levels |= {"chunk", "preempt", "cache"}
+        capabilities = self.info.capabilities | (set() if found.decode else {"decode_differs"})
+        self.info = replace(self.info, levels=frozenset(levels), capabilities=capabilities)
+        self._rows.free(range(self._rows.count))
+        log.info("rows probed", extra={"seconds": perf_counter() - started, **asdict(found)})
 
     def forward(self, batch: Batch) -> Tensor:
         """See `ModelRunner.forward`."""
