@@ -31,7 +31,7 @@ def create(context: BackendContext) -> ModelRunner:
     return OnnxRunner(context)
 
 
-def export(context: BackendContext, folder: Path, all_logits: bool) -> None:
+def export_folder(context: BackendContext, folder: Path, all_logits: bool) -> None:
     """Write the model for other programs."""
     from xinfer.backends.onnx.export import export_model
 
@@ -50,4 +50,4 @@ def supports(spec: DecoderSpec, config: OnnxConfig) -> str | None:
 def xinfer_backends() -> list[Backend]:
     """Return the backends of this folder."""
     about = "ONNX Runtime, on the CPU or CUDA"
-    return [Backend("onnx", OnnxConfig, create, about, supports=supports, export=export)]
+    return [Backend("onnx", OnnxConfig, create, about, supports=supports, export=export_folder)]
