@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
+from xinfer.backends.onnx import export as writer
 from xinfer.backends.onnx.external import read_model
+from xinfer.backends.onnx.weights import make
 from xinfer.cli import run
 from xinfer.models.model import Model
 from xinfer.testing.onnx_graph import check_graph
@@ -111,7 +114,8 @@ class Folder:
         for name, each in self.inputs.items():
             if name.startswith("past"):
                 _, heads, _, width = each.shape
-                feeds[name] = np.zeros((len(ids), heads, 0, width), np.float32) if past is None else past[name]
+                kind = np.float16 if "float16" in each.type else np.float32
+                feeds[name] = np.zeros((len(ids), heads, 0, width), kind) if past is None else past[name]
         logits, *present = self.session.run(None, {name: feeds[name] for name in self.inputs})
         names = (name for name in self.inputs if name.startswith("past"))
         return logits, dict(zip(names, present, strict=True))
@@ -211,6 +215,11 @@ def test_half_precision_has_logits_in_float32(exported):
     folder = Folder(out)
     assert {each.type for name, each in folder.inputs.items() if name.startswith("past")} == {"tensor(float16)"}
     assert folder.session.get_outputs()[0].type == "tensor(float)"
+    ids = drawn(2, 9)
+    logits, cache = folder.run(ids, np.ones((2, 9), np.int64))
+    more, _ = folder.run(ids[:, :1], np.ones((2, 10), np.int64), cache)
+    wanted = torch.stack([reference_logits(model, [*row, row[0]])[-2:] for row in ids.tolist()])
+    assert np.abs(np.concatenate([logits, more], axis=1) - wanted.numpy()).max() < 0.05 * wanted.std()
     assert (out / "model.onnx.data").stat().st_size < 2.3 * sum(p.numel() for p in model.parameters())
 
 
@@ -307,6 +316,32 @@ def test_for_cuda_it_is_float16_and_says_so(export, tmp_path: Path):
     options = json.loads(Path("out/genai_config.json").read_text())["model"]["decoder"]["session_options"]
     assert options["provider_options"] == [{"cuda": {}}]
     check_graph(Path("out/model.onnx"))
+
+
+def test_one_weight_at_a_time_is_in_memory(export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def remember(*arguments: object) -> torch.Tensor:
+        assert not any(each() is not None for each in alive)
+        made = make(*arguments)
+        alive.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(writer, "make", remember)
+    source = write_folder(tmp_path / "model", tiny_config("llama"), seed=0)
+    assert export(source, "out")[0] == 0
+    assert len(alive) == len(read_model(Path("out/model.onnx")).graph.initializer) - len(in_the_graph("out"))
+
+
+def in_the_graph(folder: str) -> list[str]:
+    return [t.name for t in read_model(Path(folder, "model.onnx")).graph.initializer if not t.external_data]
+
+
+def test_weights_begin_where_they_can_be_mapped(exported):
+    out, _ = exported("llama")
+    for tensor in read_model(out / "model.onnx").graph.initializer:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        assert int(place.get("offset", 0)) % 64 == 0
 
 
 # --- what is refused, and what is left ------------------------------------------------------------------------------
