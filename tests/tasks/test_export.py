@@ -437,6 +437,7 @@ def greedy(prompts):
 
 
 tokenizer = og.Tokenizer(model)
+tokenizer.update_options(add_special_tokens="true")
 print(json.dumps({
     "alone": [greedy([prompt])[0] for prompt in asked["prompts"]],
     "together": greedy(asked["prompts"]),
