@@ -157,7 +157,7 @@ BAD = [
     (["backend.devise=cpu"], "unknown key 'backend.devise' (did you mean 'backend.device'"),
     (
         ["genrate"],
-        "task=genrate is unknown (did you mean 'generate'?) (there are: device, explain, generate, inspect, ",
+        "task=genrate is unknown (did you mean 'generate'?) (there are: device, explain, export, generate, inspect, ",
     ),
     (["--json", "--prompt", "x"], "json=true is of the task inspect: for the figures of a run give --json-stats"),
     (["backend=eagre"], "backend=eagre is unknown (did you mean 'eager'"),

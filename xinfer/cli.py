@@ -33,7 +33,7 @@ from xinfer.tasks import Job
 log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
-USAGE = """usage: python -m xinfer [TASK] [WORD] [--flag value] [--dotted.key value] [key=value ...] [-m] [-]
+USAGE = """usage: python -m xinfer [TASK] [WORD ...] [--flag value] [--dotted.key value] [key=value ...] [-m] [-]
 
 Generates text: on standard output what the model says, on standard error everything else. - reads the prompt from
 standard input; -m runs every combination of values separated by commas. A value with = , : # or spaces in it goes in

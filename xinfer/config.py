@@ -6,6 +6,7 @@ Text (prompts, system messages, stop strings) is input, not configuration: see `
 __all__ = [
     "Config",
     "EngineConfig",
+    "ExportConfig",
     "LogConfig",
     "ModelConfig",
     "RecordConfig",
@@ -142,6 +143,20 @@ class RecordConfig:
 
 
 @dataclass
+class ExportConfig:
+    """What the task `export` writes.
+
+    Attributes:
+        out: the folder, which must not be there yet, or be empty.
+        all_logits: whether the graph returns logits of all new tokens, which guessing several tokens at once needs, not
+            only of each sequence's last, which is faster.
+    """
+
+    out: str | None = None
+    all_logits: bool = False
+
+
+@dataclass
 class LogConfig:
     """What is said on standard error.
 
@@ -176,6 +191,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     chat: bool = True
     json_stats: str | None = None
     bench_only: bool = False

@@ -1,9 +1,9 @@
 """The command line: from words to Hydra overrides and to text, which Hydra must not touch.
 
-    xinfer [TASK] [WORD] [--flag value] [--dotted.path value] [key=value ...] [-m] [-]
+    xinfer [TASK] [WORD ...] [--flag value] [--dotted.path value] [key=value ...] [-m] [-]
 
-The first bare word is the task, and some tasks take one more; `-` reads the prompt from standard input. Hydra's own
-flags stay Hydra's.
+The first bare word is the task, and some tasks take more; `-` reads the prompt from standard input. Hydra's own flags
+stay Hydra's.
 """
 
 __all__ = ["CommandLine", "flags_help", "parse", "quote", "quote_text"]
@@ -59,7 +59,11 @@ FLAGS = (
     Flag("--stream-layers", "keep only N layers on the device (not built yet)"),
     Flag("--no-stream", "keep all layers on the device, as is always done so far", None, ""),
 )
-WORDS = {"explain": "run", "inspect": "model.reference"}  # of tasks that take a word: the key that it stands for
+WORDS = {  # of tasks that take words: the keys that they stand for, in order
+    "explain": ("run",),
+    "export": ("model.reference", "export.out"),
+    "inspect": ("model.reference",),
+}
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 
 _HYDRA_PLAIN = {"--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"}
@@ -97,7 +101,7 @@ def parse(argv: list[str]) -> CommandLine:
     """Take a command line apart; a word that means nothing is a `ConfigError` that names the nearest one."""
     line, words, texts = CommandLine(), iter(argv), _Texts()
     task: str | None = None
-    key: str | None = None
+    keys: Iterator[str] = iter(())
     for word in words:
         name, equals, value = word.partition("=")
         if word == "-":
@@ -118,11 +122,10 @@ def parse(argv: list[str]) -> CommandLine:
             close = nearest(name, [*_BY_NAME, *_HYDRA_PLAIN, *_HYDRA_VALUE])
             raise ConfigError(f"unknown flag {name}{close}: --help lists them, and any key works as --dotted.key value")
         elif task is None and word.isidentifier():
-            task, key = word, WORDS.get(word)
+            task, keys = word, iter(WORDS.get(word, ()))
             line.overrides.insert(0, f"task={word}")
-        elif key is not None and (not equals or "/" in name or name.startswith(("hf:", "pypi:"))):
+        elif (not equals or "/" in name or name.startswith(("hf:", "pypi:"))) and (key := next(keys, None)):
             line.overrides.append(f"{key}={quote(word)}")
-            key = None
         elif not equals and not word.startswith("~"):
             raise ConfigError(f"unexpected word {word!r}: a key is set as key=value, and a prompt goes after --prompt")
         else:

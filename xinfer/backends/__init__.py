@@ -4,6 +4,7 @@ __all__ = ["Backend", "BackendContext"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from xinfer.engine.runner import ModelRunner
@@ -40,6 +41,9 @@ class Backend:
         supports: from a model's spec and an instance of `config` to why the backend can't run it, by the name of the
             spec's field or of the key (`layers[3].mlp.experts is set`, `backend.device=npu`), or None where it can. It
             must not load anything. A backend without it can run every model.
+        export: writes the model for other programs (`python -m xinfer export`), from the context, into a folder in
+            which config.json and the tokenizer lie already; the last argument tells whether logits of all tokens are
+            wanted, not only of the last. None for a backend that has no such format.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Backend:
     summary: str = ""
     tokenizer: Callable[[BackendContext], Any] | None = None
     supports: Callable[[DecoderSpec, Any], str | None] | None = None
+    export: Callable[[BackendContext, Path, bool], None] | None = None
 
     def refusal(self, spec: DecoderSpec, config: Any) -> str | None:
         """Return in one line why this backend can't run a model, or None where it can; see `supports`."""

@@ -3,6 +3,7 @@
 __all__ = ["OnnxConfig", "xinfer_backends"]
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from xinfer.backends import Backend, BackendContext
 from xinfer.engine.runner import ModelRunner
@@ -34,6 +35,13 @@ def create(context: BackendContext) -> ModelRunner:
     return OnnxRunner(context)
 
 
+def export_folder(context: BackendContext, folder: Path, all_logits: bool) -> None:
+    """Write the model for other programs."""
+    from xinfer.backends.onnx.export import export_model
+
+    export_model(context, folder, all_logits)
+
+
 def supports(spec: DecoderSpec, config: OnnxConfig) -> str | None:
     """Return which field of a spec the graph has no nodes for: it has them for all."""
     return None
@@ -42,4 +50,5 @@ def supports(spec: DecoderSpec, config: OnnxConfig) -> str | None:
 @hookimpl
 def xinfer_backends() -> list[Backend]:
     """Return the backends of this folder."""
-    return [Backend("onnx", OnnxConfig, create, "ONNX Runtime, on the CPU or CUDA", supports=supports)]
+    about = "ONNX Runtime, on the CPU or CUDA"
+    return [Backend("onnx", OnnxConfig, create, about, supports=supports, export=export_folder)]

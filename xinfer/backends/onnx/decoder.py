@@ -10,9 +10,20 @@ Inputs of a call with B sequences of S new tokens each:
 - `past_key_values.N.key`, `.value`, [rows, G, slots, D], the cache, of which `present.N...` is the same memory.
 
 The output is `logits` [K, vocabulary] float32.
+
+With `Form.genai` it has what onnxruntime-genai feeds, which pads shorter sequences on the right:
+
+- `input_ids` [B, S] int64,
+- `attention_mask` [B, T] int64, 1 for every token so far, 0 for what a prompt was padded with,
+- `position_ids` [B, S] int64 and `past_key_values.N...` as above; `present.N...` may be that memory, or be longer.
+
+The output is `logits` [B, 1, vocabulary] float32, of each sequence's last new token: by that 1 onnxruntime-genai knows
+that it need not look for it. With `Form.all_logits` they are those of all, [B, S, vocabulary].
 """
 
 __all__ = ["write"]
+
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -27,29 +38,97 @@ from xinfer.models.spec import DecoderSpec
 _DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 
 
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a call brings.
+
+    Attributes:
+        token_ids: [B, S].
+        cache: what attention is told.
+        wanted: which tokens' logits are wanted, as `_rows` takes it; None for all.
+    """
+
+    token_ids: ir.Value
+    cache: Cache
+    wanted: ir.Value | None
+
+
 def write(spec: DecoderSpec, form: Form) -> tuple[ir.Model, dict[str, Recipe]]:
     """Return the graph, and of each of its weights how it is made."""
     graph = Graph(_DTYPES[form.dtype])
     writer = Writer(graph, spec, form)
+    given = _inputs_of_genai(writer) if form.genai else _inputs(writer)
+    x = _embedded(writer, given.token_ids, given.cache.positions)
+    more: ir.Value | None = None  # what is still to be added to x
+    for index in range(len(spec.layers)):
+        x, more = _layer(writer, x, more, index, given.cache)
+    x = x if more is None else graph.op("Add", x, more)
+    logits = _head(writer, writer.norm(_rows(writer, x, given.wanted), spec.norm, "norm", spec.hidden_size))
+    if graph.dtype != ir.DataType.FLOAT:
+        logits = graph.op("Cast", logits, to=ir.DataType.FLOAT.value)
+    places: list[int | str] = ["sampled"]
+    if form.genai:
+        places = ["batch", "sequence" if form.all_logits else 1]
+        _name_lengths(graph)
+    graph.output(logits, "logits", [*places, spec.vocab_size], ir.DataType.FLOAT)
+    graph.outputs.insert(0, graph.outputs.pop())
+    return graph.model({}), graph.recipes
+
+
+def _inputs(writer: Writer) -> _Inputs:
+    """Declare what `OnnxRunner` feeds."""
+    graph = writer.graph
     token_ids = graph.input("input_ids", ["rows", "tokens"], ir.DataType.INT32)
     last = graph.input("last", ["rows"], ir.DataType.INT32)
     longest = graph.input("longest", [1], ir.DataType.INT32)
     sample_at = graph.input("sample_at", ["sampled"], ir.DataType.INT32)
-    positions = None
+    positions = _positions(writer, ["rows", "tokens"])
+    lengths = graph.input("lengths", ["rows"], ir.DataType.INT32) if writer.form.ragged else None
+    return _Inputs(token_ids, Cache(last, longest, positions, lengths), sample_at)
+
+
+def _inputs_of_genai(writer: Writer) -> _Inputs:
+    """Declare what onnxruntime-genai feeds, and compute from it what attention is told.
+
+    A sequence's last token is the last of its prompt while that is computed, and then the last of all.
+    """
+    graph, one, int32 = writer.graph, writer.graph.constant([1]), ir.DataType.INT32.value
+    token_ids = graph.input("input_ids", ["batch", "sequence"], ir.DataType.INT64)
+    mask = graph.input("attention_mask", ["batch", "total"], ir.DataType.INT64)
+    positions = _positions(writer, ["batch", "sequence"])
+    last = graph.op("Sub", graph.op("ReduceSum", mask, one, keepdims=0), one)
+    longest = graph.op("Shape", mask, start=1, end=2)
+    cache = Cache(graph.op("Cast", last, to=int32), graph.op("Cast", longest, to=int32), positions)
+    if writer.form.all_logits:
+        return _Inputs(token_ids, cache, None)
+    newest = graph.op("Sub", graph.op("Shape", token_ids, start=1, end=2), one)
+    return _Inputs(token_ids, cache, graph.op("Unsqueeze", graph.op("Min", last, newest), graph.constant([1, 2])))
+
+
+def _positions(writer: Writer, shape: list[int | str]) -> ir.Value | None:
+    """Declare tokens' positions, where the model needs them."""
+    spec = writer.spec
     if spec.learned_positions or any(needs_positions(layer.attention) for layer in spec.layers):
-        positions = graph.input("position_ids", ["rows", "tokens"], ir.DataType.INT64)
-    lengths = graph.input("lengths", ["rows"], ir.DataType.INT32) if form.ragged else None
-    cache = Cache(last, longest, positions, lengths)
-    x = _embedded(writer, token_ids, positions)
-    more: ir.Value | None = None  # what is still to be added to x
-    for index in range(len(spec.layers)):
-        x, more = _layer(writer, x, more, index, cache)
-    x = x if more is None else graph.op("Add", x, more)
-    rows = graph.op("Gather", graph.op("Reshape", x, graph.constant([-1, spec.hidden_size])), sample_at, axis=0)
-    logits = _head(writer, writer.norm(rows, spec.norm, "norm", spec.hidden_size))
-    graph.output(logits, "logits", ["sampled", spec.vocab_size], ir.DataType.FLOAT)
-    graph.outputs.insert(0, graph.outputs.pop())
-    return graph.model({}), graph.recipes
+        return writer.graph.input("position_ids", shape, ir.DataType.INT64)
+    return None
+
+
+def _rows(writer: Writer, x: ir.Value, wanted: ir.Value | None) -> ir.Value:
+    """Take from [B, S, H] what logits are wanted of: [K] of B * S, or one [B, 1, 1] of each sequence; None for all."""
+    graph = writer.graph
+    if wanted is None:
+        return x
+    if writer.form.genai:
+        return graph.op("GatherND", x, wanted, batch_dims=1)
+    return graph.op("Gather", graph.op("Reshape", x, graph.constant([-1, writer.spec.hidden_size])), wanted, axis=0)
+
+
+def _name_lengths(graph: Graph) -> None:
+    """Let caches before and after a call be of different lengths, as they are where they don't share their memory."""
+    for values, name, length in ((graph.inputs, "past_key_values.", "past"), (graph.outputs, "present.", "present")):
+        for value in values:
+            if value.name is not None and value.name.startswith(name) and value.shape is not None:
+                value.shape = ir.Shape(("batch", value.shape[1], length, value.shape[3]))
 
 
 def _layer(writer: Writer, x: ir.Value, more: ir.Value | None, index: int, cache: Cache) -> tuple[ir.Value, ir.Value]:

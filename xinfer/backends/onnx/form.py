@@ -21,6 +21,7 @@ class Form:
         paged: whether attention reads a cache in blocks (com.microsoft.PagedAttention), not one row a sequence.
         ragged: whether several sequences may have different numbers of new tokens in one call (`query_seqlens`).
         genai: whether inputs and outputs are those of onnxruntime-genai, not of `OnnxRunner`.
+        all_logits: of those outputs, whether logits are those of all new tokens, not of each sequence's last.
     """
 
     max_len: int
@@ -31,3 +32,4 @@ class Form:
     paged: bool = False
     ragged: bool = False
     genai: bool = False
+    all_logits: bool = False
