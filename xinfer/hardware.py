@@ -3,7 +3,6 @@
 __all__ = [
     "Gpu",
     "Hardware",
-    "ResidentMemory",
     "Speed",
     "available_memory",
     "describe",
@@ -19,12 +18,9 @@ __all__ = [
 
 import json
 import logging
-import mmap
 import os
 import platform
 import re
-import sys
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, replace
@@ -104,22 +100,6 @@ def peak_memory() -> int:
         return int(peak[0]) * 1024
     resource = import_module("resource")  # not on Windows
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if platform.system() == "Darwin" else 1024)
-
-
-class ResidentMemory:
-    """Tells how much memory this process holds, in bytes; cheap enough to ask in every step."""
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._file = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
-        if self._file is not None:
-            weakref.finalize(self, os.close, self._file)
-
-    def __call__(self) -> int:
-        """Return the bytes."""
-        if self._file is None:
-            return int(self._process.memory_info().rss)
-        return int(os.pread(self._file, 128, 0).split()[1]) * mmap.PAGESIZE
 
 
 def gibibytes(count: float) -> str:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from xinfer.backends.onnx import export as writer
+from xinfer.backends.onnx import weights
 from xinfer.backends.onnx.external import read_model
 from xinfer.backends.onnx.weights import make
 from xinfer.cli import run
@@ -327,7 +327,7 @@ def test_one_weight_at_a_time_is_in_memory(export, tmp_path: Path, monkeypatch: 
         alive.append(weakref.ref(made))
         return made
 
-    monkeypatch.setattr(writer, "make", remember)
+    monkeypatch.setattr(weights, "make", remember)
     source = write_folder(tmp_path / "model", tiny_config("llama"), seed=0)
     assert export(source, "out")[0] == 0
     assert len(alive) == len(read_model(Path("out/model.onnx")).graph.initializer) - len(in_the_graph("out"))

@@ -17,14 +17,14 @@ from xinfer.backends.onnx.cached import graph_for
 from xinfer.backends.onnx.form import Form
 from xinfer.backends.onnx.rows import Rows
 from xinfer.backends.onnx.session import open_session
-from xinfer.backends.onnx.weights import make_all
+from xinfer.backends.onnx.weights import made
 from xinfer.devices import cache_budget
 from xinfer.engine.runner import RunnerInfo
 from xinfer.engine.types import Limits
 from xinfer.errors import DeviceError
 from xinfer.hardware import gibibytes
-from xinfer.huge_pages import use_huge_pages
 from xinfer.models.reader import give_back
+from xinfer.process_memory import use_huge_pages
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def build(context: BackendContext) -> Built:
     form = Form(spec.context_len(limits.max_model_len), scheme=scheme, accuracy_level=context.config.accuracy_level)
     started = perf_counter()
     path, recipes = graph_for(spec, form)
-    weights = make_all(context.model, recipes, form)
+    weights = dict(made(context.model, recipes, form))
     resident = sum(each.numel() * each.element_size() for each in weights.values())
     read = perf_counter()
     session = open_session(path, weights, ["CPUExecutionProvider"], context.config.threads or cores())

@@ -5,7 +5,7 @@ __all__ = ["export_model", "genai_config"]
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,12 @@ from xinfer.backends import BackendContext
 from xinfer.backends.onnx.attention import head_width
 from xinfer.backends.onnx.decoder import write
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.graph import Recipe
-from xinfer.backends.onnx.weights import make
+from xinfer.backends.onnx.weights import made
 from xinfer.devices import choose_dtype
 from xinfer.errors import ConfigError, XinferError
 from xinfer.hardware import gibibytes
 from xinfer.models.files import read_json
 from xinfer.models.spec import DecoderSpec
-from xinfer.models.weights import Weights
 
 _GRAPH, _DATA = "model.onnx", "model.onnx.data"
 _PAGE = 1 << 16  # where large tensors begin, so that any system can map them
@@ -40,8 +38,7 @@ def export_model(context: BackendContext, folder: Path, all_logits: bool) -> Non
     needed = sum(_declared(model, name).nbytes for name in recipes)
     if needed > (free := shutil.disk_usage(folder).free):
         raise XinferError(f"{folder}: the model takes {gibibytes(needed)}, but {gibibytes(free)} are free: make room")
-    with torch.inference_mode():
-        _write_weights(model, recipes, context.model.weights, form, folder / _DATA)
+    _write_weights(model, made(context.model, recipes, form), folder / _DATA)
     ir.save(model, folder / _GRAPH)
     said = genai_config(
         spec,
@@ -75,7 +72,8 @@ def _form(context: BackendContext, device: str, all_logits: bool) -> Form:
             f"give another, or backend.device={'cpu' if device == 'cuda' else 'cuda'}"
         )
     longest = context.model.spec.context_len(context.limits.max_model_len)
-    return Form(max_len=longest, dtype=dtype, genai=True, all_logits=all_logits)
+    scheme, level = context.model.quantization, context.config.accuracy_level
+    return Form(longest, dtype, scheme, level, genai=True, all_logits=all_logits)
 
 
 def _declared(model: ir.Model, name: str) -> ir.ExternalTensor:
@@ -84,12 +82,11 @@ def _declared(model: ir.Model, name: str) -> ir.ExternalTensor:
     return tensor
 
 
-def _write_weights(model: ir.Model, recipes: Mapping[str, Recipe], weights: Weights, form: Form, path: Path) -> None:
+def _write_weights(model: ir.Model, weights: Iterable[tuple[str, torch.Tensor]], path: Path) -> None:
     """Write the graph's weights one after the other, and have the graph say where; one at a time is in memory."""
     with path.open("wb") as file:
-        for name, recipe in recipes.items():
+        for name, tensor in weights:
             declared = _declared(model, name)
-            tensor = make(recipe, weights, form)
             data = tensor.reshape(-1).view(torch.uint8).numpy()
             assert data.nbytes == declared.nbytes, f"{name} has {data.nbytes} bytes, not {declared.nbytes}"
             file.write(bytes(-file.tell() % (_PAGE if data.nbytes >= _LARGE else _SMALL)))

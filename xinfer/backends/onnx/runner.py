@@ -20,7 +20,7 @@ from xinfer.backends.onnx.build import build
 from xinfer.backends.onnx.probe import probe
 from xinfer.engine.runner import ModelRunner
 from xinfer.engine.types import Batch, Limits
-from xinfer.hardware import ResidentMemory
+from xinfer.process_memory import ResidentMemory
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """The graph's weights, made from the model's by their recipes."""
 
-__all__ = ["make", "make_all"]
+__all__ = ["made", "make"]
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -16,13 +16,14 @@ from xinfer.models.reader import Reader
 from xinfer.models.spec import AttentionSpec
 
 
-def make_all(model: Model, recipes: Mapping[str, Recipe], form: Form) -> dict[str, Tensor]:
-    """Return all of a graph's weights by name."""
-    weights = {} if form.scheme is None else quantized_weights(model, form.scheme, recipes)
-    others = {name: recipe for name, recipe in recipes.items() if name not in weights}
+def made(model: Model, recipes: Mapping[str, Recipe], form: Form) -> Iterator[tuple[str, Tensor]]:
+    """Yield each of a graph's weights with its name, in the graph's order."""
+    quantized = {} if form.scheme is None else quantized_weights(model, form.scheme, recipes)
+    others = {name: recipe for name, recipe in recipes.items() if name not in quantized}
     sources = list(dict.fromkeys(source for recipe in others.values() for source in recipe.sources))
     with torch.inference_mode(), Reader(model.weights, torch.device("cpu"), _dtype(form), sources) as reader:
-        return weights | {name: make(recipe, reader, form) for name, recipe in others.items()}
+        for name, recipe in recipes.items():
+            yield name, quantized[name] if name in quantized else make(recipe, reader, form)
 
 
 def make(recipe: Recipe, weights: Reader, form: Form) -> Tensor:

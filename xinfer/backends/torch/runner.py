@@ -28,9 +28,10 @@ from xinfer.devices import cache_budget, choose_device, choose_dtype, resident_b
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
-from xinfer.hardware import ResidentMemory, available_memory, gibibytes
+from xinfer.hardware import available_memory, gibibytes
 from xinfer.models.reader import Reader
 from xinfer.models.spec import DecoderSpec
+from xinfer.process_memory import ResidentMemory
 
 log = logging.getLogger(__name__)
 
