@@ -10,10 +10,14 @@ Inputs of a call with B sequences of S new tokens each:
 - `past_key_values.N.key`, `.value`, [rows, G, slots, D], the cache, of which `present.N...` is the same memory.
 
 The output is `logits` [K, vocabulary] float32.
+
+With `Form.paged` there is one row of all sequences' tokens, end to end, instead of `last` and `longest` there are the
+inputs that `paged.py` tells, and weights are inputs too.
 """
 
 __all__ = ["write"]
 
+import numpy as np
 import onnx_ir as ir
 
 from xinfer.backends.onnx.attention import Cache, attend, needs_positions
@@ -21,6 +25,7 @@ from xinfer.backends.onnx.form import Form
 from xinfer.backends.onnx.graph import Graph
 from xinfer.backends.onnx.linear import Writer
 from xinfer.backends.onnx.mlp import feed_forward
+from xinfer.backends.onnx.paged import Pages, pages
 from xinfer.backends.onnx.recipe import Recipe
 from xinfer.models.spec import DecoderSpec
 
@@ -29,30 +34,37 @@ _DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat
 
 def write(spec: DecoderSpec, form: Form) -> tuple[ir.Model, dict[str, Recipe]]:
     """Return the graph, and of each of its weights how it is made."""
-    graph = Graph(_DTYPES[form.dtype])
+    graph = Graph(_DTYPES[form.dtype], bound=form.paged)
     writer = Writer(graph, spec, form)
-    token_ids = graph.input("input_ids", ["rows", "tokens"], ir.DataType.INT32)
-    last = graph.input("last", ["rows"], ir.DataType.INT32)
-    longest = graph.input("longest", [1], ir.DataType.INT32)
+    rows: int | str = 1 if form.paged else "rows"
+    token_ids = graph.input("input_ids", [rows, "tokens"], ir.DataType.INT32)
     sample_at = graph.input("sample_at", ["sampled"], ir.DataType.INT32)
     positions = None
-    if spec.learned_positions or any(needs_positions(layer.attention) for layer in spec.layers):
-        positions = graph.input("position_ids", ["rows", "tokens"], ir.DataType.INT64)
-    lengths = graph.input("lengths", ["rows"], ir.DataType.INT32) if form.ragged else None
-    cache = Cache(last, longest, positions, lengths)
+    if spec.learned_positions or any(needs_positions(layer.attention, form.paged) for layer in spec.layers):
+        positions = graph.input("position_ids", [rows, "tokens"], ir.DataType.INT64)
+    cache = pages(graph, positions) if form.paged else _rows(graph, positions, form.ragged)
     x = _embedded(writer, token_ids, positions)
     more: ir.Value | None = None  # what is still to be added to x
     for index in range(len(spec.layers)):
         x, more = _layer(writer, x, more, index, cache)
     x = x if more is None else graph.op("Add", x, more)
-    rows = graph.op("Gather", graph.op("Reshape", x, graph.constant([-1, spec.hidden_size])), sample_at, axis=0)
-    logits = _head(writer, writer.norm(rows, spec.norm, "norm", spec.hidden_size))
+    wanted = graph.op("Gather", graph.op("Reshape", x, graph.constant([-1, spec.hidden_size])), sample_at, axis=0)
+    logits = _head(writer, writer.norm(wanted, spec.norm, "norm", spec.hidden_size))
     graph.output(logits, "logits", ["sampled", spec.vocab_size], ir.DataType.FLOAT)
     graph.outputs.insert(0, graph.outputs.pop())
     return graph.model({}), graph.recipes
 
 
-def _layer(writer: Writer, x: ir.Value, more: ir.Value | None, index: int, cache: Cache) -> tuple[ir.Value, ir.Value]:
+def _rows(graph: Graph, positions: ir.Value | None, ragged: bool) -> Cache:
+    last = graph.input("last", ["rows"], ir.DataType.INT32)
+    longest = graph.input("longest", [1], ir.DataType.INT32)
+    lengths = graph.input("lengths", ["rows"], ir.DataType.INT32) if ragged else None
+    return Cache(last, longest, positions, lengths)
+
+
+def _layer(
+    writer: Writer, x: ir.Value, more: ir.Value | None, index: int, cache: Cache | Pages
+) -> tuple[ir.Value, ir.Value]:
     """Write a layer for x + more; return the same of its output, to be added where the next norm is written."""
     spec, prefix = writer.spec.layers[index], f"layers.{index}."
     hidden = writer.spec.hidden_size
@@ -95,12 +107,14 @@ def _embedded(writer: Writer, token_ids: ir.Value, positions: ir.Value | None) -
 
 
 def _head(writer: Writer, x: ir.Value) -> ir.Value:
-    """[K, H] to logits [K, vocabulary]."""
+    """[K, H] to logits [K, vocabulary] float32."""
     graph, spec = writer.graph, writer.spec
     logits = writer.head(x)
+    if graph.dtype != ir.DataType.FLOAT:
+        logits = graph.cast(logits, ir.DataType.FLOAT)
     if spec.logit_scale != 1:
-        logits = graph.op("Mul", logits, graph.number(spec.logit_scale))
+        logits = graph.op("Mul", logits, graph.constant(spec.logit_scale, np.float32))
     if (cap := spec.logit_softcap) is not None:
-        inner = graph.op("Tanh", graph.op("Mul", logits, graph.number(1 / cap)))
-        logits = graph.op("Mul", inner, graph.number(cap))
+        inner = graph.op("Tanh", graph.op("Mul", logits, graph.constant(1 / cap, np.float32)))
+        logits = graph.op("Mul", inner, graph.constant(cap, np.float32))
     return logits
