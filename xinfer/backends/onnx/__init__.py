@@ -2,7 +2,8 @@
 
 __all__ = ["OnnxConfig", "xinfer_backends"]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from xinfer.backends import Backend, BackendContext
 from xinfer.engine.runner import ModelRunner
@@ -17,14 +18,24 @@ class OnnxConfig:
     Attributes:
         device: `auto` takes the first CUDA device if there is one and its provider loads; or `cpu`, `cuda`, ...
         threads: of the CPU; None takes one for each physical core.
+        providers: execution providers instead of those that `device` means, most wanted first, each a name or
+            {name: {option: value}} in ONNX Runtime's words; the CPU takes what others leave.
     """
 
     device: str = "auto"
     threads: int | None = None
+    providers: list[Any] = field(default_factory=list)
 
 
 def create(context: BackendContext) -> ModelRunner:
     """Load the model into a session."""
+    from xinfer.backends.onnx.providers import choose
+
+    choice = choose(context.config, context.model.dtype)
+    if choice.device.type == "cuda":
+        from xinfer.backends.onnx.cuda import CudaRunner
+
+        return CudaRunner(context, choice)
     from xinfer.backends.onnx.runner import OnnxRunner
 
     return OnnxRunner(context)
@@ -35,6 +46,10 @@ def supports(spec: DecoderSpec, config: OnnxConfig) -> str | None:
     for index, layer in enumerate(spec.layers):
         if layer.mlp.experts is not None:
             return f"layers[{index}].mlp.experts is set"
+    if str(config.device).startswith("cuda"):
+        from xinfer.backends.onnx.paged import refusal
+
+        return refusal(spec)
     return None
 
 
