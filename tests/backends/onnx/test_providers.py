@@ -36,7 +36,7 @@ def two_devices(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(providers, "_has_pages", lambda: True)
-    monkeypatch.setattr(providers, "_load_error", lambda: None)
+    monkeypatch.setattr(providers, "_load_error", lambda number: None)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def too_old(patch):
 
 
 def library(patch):
-    patch.setattr(providers, "_load_error", lambda: "libcublasLt.so.13: cannot open shared object file")
+    patch.setattr(providers, "_load_error", lambda number: "libcublasLt.so.13: cannot open shared object file")
 
 
 WHY = {
@@ -150,7 +150,7 @@ def test_providers_that_make_no_sense_are_refused(config, what):
 
 def test_the_runtime_is_asked_in_silence_whether_cuda_loads():
     """It names the library that is missing, if CUDA does not load, and leaves nothing on standard error."""
-    code = "from xinfer.backends.onnx.providers import _load_error; print(_load_error())"
+    code = "from xinfer.backends.onnx.providers import _load_error; print(_load_error(0))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == 1

@@ -155,7 +155,7 @@ class CudaRunner(ModelRunner):
                 f"the KV cache gets {gibibytes(budget)}, too little for {BLOCK} tokens ({gibibytes(block_bytes)}): "
                 "raise engine.kv_memory"
             )
-        return {
+        return {  # numbers all, as kernels multiply what is beyond a sequence's end by zero
             name: torch.zeros(blocks, BLOCK, *shape, dtype=dtype, device=self.device) for name, shape in shapes.items()
         }
 
@@ -185,7 +185,7 @@ class CudaRunner(ModelRunner):
         settings.log_severity_level = 3
         try:
             return self._session_of(path, settings, [(CUDA, options), *rest]), captures
-        except RuntimeError as error:
+        except Exception as error:  # the runtime's own are of no common kind
             if not captures:
                 raise
             reason = " ".join(str(error).split())
@@ -193,7 +193,10 @@ class CudaRunner(ModelRunner):
         return self._session_of(path, settings, [(CUDA, options | {"enable_cuda_graph": "0"}), *rest]), False
 
     def _session_of(self, path: Path, settings: Any, providers: Providers) -> Any:
-        return ort.InferenceSession(str(path), settings, providers=providers, enable_fallback=0)
+        session = ort.InferenceSession(str(path), settings, providers=providers, enable_fallback=0)
+        if CUDA not in session.get_providers():
+            raise DeviceError(f"ONNX Runtime could not start {CUDA} on {self.device}: see what it said above")
+        return session
 
     def _bound(self) -> Any:
         """Return a binding with weights and cache in it."""
@@ -233,19 +236,24 @@ class CudaRunner(ModelRunner):
         counts = len(batch.token_ids), len(batch.context_lens), max(1, wanted)  # kernels may not expect nothing
         logits = torch.empty(counts[2], self.info.vocab_size, device=self.device)
         longest = int(batch.context_lens.max())
-        self._bounds[-1] = np.array([int(np.diff(batch.query_starts).max()), longest, longest], np.int32)
+        self._bounds[-1] = self._bounded(
+            int(np.diff(batch.query_starts).max()), max(_SHORT, 1 << (longest - 1).bit_length())
+        )
         self._bind_step(self._plain, counts, self._bounds[-1], logits)
         self._send(batch, counts[1])
         self._session.run_with_iobinding(self._plain, self._options)
         return logits[:wanted]
+
+    def _bounded(self, new: int, longest: int) -> NDArray[np.int32]:
+        """Return what is told of lengths: few different things, as cuDNN keeps a plan of its own for each."""
+        return np.array([new, min(longest, self.info.max_model_len), (_SHORT + 1) * (longest > _SHORT)], np.int32)
 
     def _decode(self, batch: Batch, padded: int) -> Tensor:
         """Return logits [padded, vocabulary] of one token of each sequence, by a captured graph."""
         long = int(batch.context_lens.max()) > _SHORT
         number = 2 * padded + long
         if number not in self._bindings:
-            bounds = [1, self.info.max_model_len, _SHORT + 1] if long else [1, _SHORT, 0]
-            self._bounds[number] = np.array(bounds, np.int32)
+            self._bounds[number] = self._bounded(1, self.info.max_model_len if long else _SHORT)
             binding = self._bound()
             self._bind_step(binding, (padded, padded, padded), self._bounds[number], self._kept)
             self._bindings[number] = (binding, _run_options(number))

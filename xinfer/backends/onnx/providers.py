@@ -52,11 +52,11 @@ def choose(config: Any, dtype: str = "auto") -> Choice:
         return Choice(torch.device("cpu"), named or [(CPU, {})])
     if not device.startswith(("auto", "cuda")):
         choose_device(device)  # which says what there is
-    problem = cuda_problem(dtype)
+    number = named[0][1].get("device_id") if named else None
+    wanted = f"cuda:{number}" if number else device.replace("auto", "cuda")
+    problem = cuda_problem(dtype, wanted)
     if problem is None:
-        number = named[0][1].get("device_id") if named else None
-        wanted = "cuda" if device == "auto" else device
-        return Choice(choose_device(f"cuda:{number}" if number else wanted), named or [(CUDA, {}), (CPU, {})])
+        return Choice(choose_device(wanted), named or [(CUDA, {}), (CPU, {})])
     if named or device != "auto":
         raise DeviceError(f"backend=onnx can't compute on CUDA: {problem}")
     log.warning("backend=onnx computes on the CPU: %s; or ask for it (backend.device=cpu)", problem)
@@ -82,8 +82,8 @@ def parse(config: Any) -> Providers:
     return found
 
 
-def cuda_problem(dtype: str = "auto") -> str | None:
-    """Return why a model of this precision can't be computed on CUDA, and what to do; None where it can."""
+def cuda_problem(dtype: str = "auto", device: str = "cuda") -> str | None:
+    """Return why a model of this precision can't be computed on a CUDA device, and what to do; None where it can."""
     import onnxruntime
 
     version, there = onnxruntime.__version__, onnxruntime.get_available_providers()
@@ -100,7 +100,7 @@ def cuda_problem(dtype: str = "auto") -> str | None:
         return "torch finds no CUDA device: see whether nvidia-smi lists one"
     if not _has_pages():
         return f"onnxruntime {version} can't tell PagedAttention of lengths: install onnxruntime-gpu 1.31 or later"
-    if (error := _load_error()) is not None:
+    if (error := _load_error(choose_device(device).index or 0)) is not None:
         built = getattr(onnxruntime, "cuda_version", "") or "its version"
         return (
             f"{CUDA} can't be loaded ({error}): it needs the libraries of CUDA {built} and cuDNN 9, which come with a "
@@ -120,8 +120,8 @@ def _has_pages() -> bool:
 
 
 @cache
-def _load_error() -> str | None:
-    """Load the provider for good, and return why that failed, None if it did not.
+def _load_error(number: int) -> str | None:
+    """Load the provider for good, for the device of this number; return why that failed, None if it did not.
 
     The runtime itself says so on the process's standard error only and goes on without the provider. Afterwards the
     library can be opened here in safety: if something that it needs is missing, that fails by naming it; else the
@@ -134,10 +134,11 @@ def _load_error() -> str | None:
             onnxruntime.preload_dlls(directory="")  # from wheels of CUDA's libraries, which it prints if it misses
     onnxruntime.set_default_logger_severity(4)
     try:
-        session = onnxruntime.InferenceSession(_smallest(), providers=[CUDA], enable_fallback=0)
+        options = {"device_id": str(number)}
+        session = onnxruntime.InferenceSession(_smallest(), providers=[(CUDA, options)], enable_fallback=0)
         if CUDA in session.get_providers():
             return None
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # the runtime's own are of no common kind
         return " ".join(str(error).split())
     finally:
         onnxruntime.set_default_logger_severity(2)
