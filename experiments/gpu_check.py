@@ -23,6 +23,7 @@ from xinfer import Engine, Limits, SamplingParams, hardware
 from xinfer.backends import BackendContext
 from xinfer.backends.torch import EagerConfig
 from xinfer.backends.torch.runner import TorchRunner
+from xinfer.engine.runner import ModelRunner
 from xinfer.engine.types import Batch
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
@@ -70,7 +71,7 @@ def runner(root: Path, name: str, device: str, dtype: str, limits: Limits) -> To
     return TorchRunner(BackendContext(model, EagerConfig(device=device), limits))
 
 
-def logits(made: TorchRunner, tokens: list[int], start: int) -> torch.Tensor:
+def logits(made: ModelRunner, tokens: list[int], start: int) -> torch.Tensor:
     """Return the logits after each token from `start` on: a prefill up to there, then one step a token."""
     table = np.arange(-(-len(tokens) // made.info.block_size), dtype=np.int32)[None]
     rows = []
@@ -113,27 +114,27 @@ def parity(root: Path, name: str, device: str) -> list[dict[str, Any]]:
     return rows
 
 
+def seconds(made: ModelRunner, limits: Limits, rows: int, prompt: int, new: int) -> float:
+    """Return how long requests of random prompts take, greedy."""
+    rng, engine = np.random.default_rng(0), Engine(made, None, limits)
+    for _ in range(rows):
+        ids = rng.integers(0, made.info.vocab_size, prompt).tolist()
+        engine.add_request(ids, SamplingParams(temperature=0, max_tokens=new, ignore_eos=True))
+    started = time.perf_counter()
+    for _ in engine.run():
+        pass
+    return time.perf_counter() - started
+
+
 def speed(root: Path, name: str, device: str, dtype: str, rounds: int) -> dict[str, Any]:
     limits = Limits(max_model_len=1024, max_num_seqs=256, max_num_batched_tokens=8192)
     made = runner(root, name, device, dtype, limits)
-    rng = np.random.default_rng(0)
-
-    def seconds(rows: int, prompt: int, new: int) -> float:
-        engine = Engine(made, None, limits)
-        for _ in range(rows):
-            ids = rng.integers(0, made.info.vocab_size, prompt).tolist()
-            engine.add_request(ids, SamplingParams(temperature=0, max_tokens=new, ignore_eos=True))
-        started = time.perf_counter()
-        for _ in engine.run():
-            pass
-        return time.perf_counter() - started
-
-    seconds(1, 32, 4)
+    seconds(made, limits, 1, 32, 4)
     rates: dict[str, Any] = {"model": name, "dtype": dtype}
     for work, (rows, prompt, new) in WORK.items():
-        best = min(seconds(rows, prompt, new) for _ in range(rounds))
+        best = min(seconds(made, limits, rows, prompt, new) for _ in range(rounds))
         if work == "decode":
-            best -= min(seconds(rows, prompt, 1) for _ in range(rounds))
+            best -= min(seconds(made, limits, rows, prompt, 1) for _ in range(rounds))
         rates[work] = (prompt if new == 1 else rows * (new - (work == "decode"))) / best
     rates["read_share"] = made.info.step_read_bytes * rates["decode"] / hardware.measure(made.device).read_bytes_s
     made.close()

@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# Does xinfer hold on a machine with a CUDA device, torch 2.11 or later, and no package index? Under five minutes.
+# Does xinfer hold on a machine with a CUDA device, torch 2.11 or later, and no package index? Under five minutes for a backend.
 #
 #   experiments/gpu_check.sh pack [3.12]   where there is an index: brings the wheels that such a machine may lack, for
-#                                          that version of Python, into .wheels/
-#   experiments/gpu_check.sh [OUT]         on that machine: checks parity and measures, and writes OUT/gpu_check.json
-#                                          (OUT is the current folder by default); exit code 1 if a check failed
+#                                          that version of Python, into .wheels/; ONNX Runtime for CUDA, 244 MiB, in
+#                                          parts of 52 MiB, .wheels/onnxruntime-gpu/*.part, which can be carried one
+#                                          after the other and are put together there
+#   experiments/gpu_check.sh [OUT] [eager|onnx]
+#                                          on that machine: checks parity and measures, and writes OUT/gpu_check.json
+#                                          and OUT/gpu_check_onnx.json (OUT is the current folder by default); exit
+#                                          code 1 if a check failed. Five minutes for each backend, both by default,
+#                                          or eager alone where no wheel of ONNX Runtime and none installed is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,8 +19,14 @@ if [ "${1:-}" = pack ]; then
     platforms+=(--platform "${name}_x86_64")
   done
   python3 -m pip download --quiet --no-deps --only-binary :all: --python-version "${2:-3.12}" --implementation cp \
-    "${platforms[@]}" -d .wheels safetensors tokenizers pluggy gguf psutil huggingface-hub jinja2 markupsafe
-  ls .wheels
+    "${platforms[@]}" -d .wheels safetensors tokenizers pluggy gguf psutil huggingface-hub jinja2 markupsafe \
+    onnxruntime-gpu onnx onnx-ir ml-dtypes flatbuffers protobuf
+  rm -rf .wheels/onnxruntime-gpu && mkdir .wheels/onnxruntime-gpu
+  for wheel in .wheels/onnxruntime_gpu-*.whl; do
+    split -b 52M "$wheel" ".wheels/onnxruntime-gpu/$(basename "$wheel")." --additional-suffix=.part
+    (cd .wheels && sha256sum "$(basename "$wheel")" >onnxruntime-gpu/whole.sha256) && rm "$wheel"
+  done
+  ls .wheels .wheels/onnxruntime-gpu
   exit
 fi
 
@@ -24,4 +35,19 @@ trap 'rm -rf "$site"' EXIT
 if compgen -G ".wheels/*.whl" >/dev/null; then
   python3 -m pip install --quiet --no-index --no-deps --no-compile --target "$site" .wheels/*.whl
 fi
-PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}" python3 experiments/gpu_check.py --json "${1:-.}/gpu_check.json"
+if compgen -G ".wheels/onnxruntime-gpu/*.part" >/dev/null; then
+  first=$(basename "$(ls .wheels/onnxruntime-gpu/*.part | head -1)")
+  cat .wheels/onnxruntime-gpu/*.part >"$site/${first%.*.part}"
+  (cd "$site" && sha256sum --quiet --check "$OLDPWD/.wheels/onnxruntime-gpu/whole.sha256")
+  python3 -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$site"/onnxruntime_gpu-*.whl
+  rm "$site"/onnxruntime_gpu-*.whl
+fi
+export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}"
+out=${1:-.} which=${2:-both} failed=0
+if [ "$which" != onnx ]; then
+  python3 experiments/gpu_check.py --json "$out/gpu_check.json" || failed=1
+fi
+if [ "$which" = onnx ] || { [ "$which" = both ] && python3 -c "import onnxruntime, onnx_ir" 2>/dev/null; }; then
+  python3 experiments/gpu_check_onnx.py --json "$out/gpu_check_onnx.json" || failed=1
+fi
+exit $failed

@@ -1,8 +1,9 @@
 """Attention as nodes: projections, normalizations and turning around one operator that keeps the cache.
 
-All kinds are brought to `com.microsoft.GroupQueryAttention`, which appends keys and values to the cache in place. Of
-latent attention its vector is the only key head, and the same vector the value. What the operator can't do itself is
-written before it: normalized or clipped queries and keys, turns of widths that it refuses, heads of odd widths.
+All kinds are brought to `com.microsoft.GroupQueryAttention`, which appends keys and values to the cache in place, or
+to `com.microsoft.PagedAttention` (`paged.py`), of whose tokens, end to end, B is 1 here and S their number. Of latent
+attention its vector is the only key head, and the same vector the value. What the operator can't do itself is written
+before it: normalized or clipped queries and keys, turns of widths that it refuses, heads of odd widths.
 Shapes: B sequences, S new tokens of each, H hidden, Q query heads, G key/value heads, D width of a head.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from xinfer.backends.onnx.linear import Writer
+from xinfer.backends.onnx.paged import Pages, attend_to_pages
 from xinfer.backends.onnx.recipe import Recipe
 from xinfer.models.spec import AttentionSpec, LatentSpec, RopeSpec
 
@@ -39,18 +41,20 @@ def head_width(spec: AttentionSpec) -> int:
     return -(-spec.head_dim // 8) * 8
 
 
-def turns_inside(spec: AttentionSpec) -> bool:
+def turns_inside(spec: AttentionSpec, paged: bool = False) -> bool:
     """Whether the operator can turn queries and keys by itself."""
     rope = spec.rope
+    if paged and spec.latent is not None:
+        return False  # what is turned comes last there
     return rope is not None and not spec.qk_norm_turned and rope.dim % 16 == 0 and head_width(spec) % 16 == 0
 
 
-def needs_positions(spec: AttentionSpec) -> bool:
+def needs_positions(spec: AttentionSpec, paged: bool = False) -> bool:
     """Whether nodes other than the operator need to know tokens' positions."""
-    return spec.rope is not None and (not turns_inside(spec) or spec.rope.query_growth != 0)
+    return spec.rope is not None and (not turns_inside(spec, paged) or spec.rope.query_growth != 0)
 
 
-def attend(writer: Writer, x: ir.Value, index: int, cache: Cache) -> ir.Value:
+def attend(writer: Writer, x: ir.Value, index: int, cache: Cache | Pages) -> ir.Value:
     """Write a layer's attention, [B, S, H] to [B, S, H]."""
     spec = writer.spec.layers[index].attention
     if spec.latent is not None:
@@ -61,9 +65,10 @@ def attend(writer: Writer, x: ir.Value, index: int, cache: Cache) -> ir.Value:
 class _Attention:
     """What both kinds have in common."""
 
-    def __init__(self, writer: Writer, spec: AttentionSpec, index: int, cache: Cache) -> None:
+    def __init__(self, writer: Writer, spec: AttentionSpec, index: int, cache: Cache | Pages) -> None:
         self.writer, self.graph, self.spec, self.index, self.cache = writer, writer.graph, spec, index, cache
         self.prefix = f"layers.{index}.attn."
+        self.inside = turns_inside(spec, isinstance(cache, Pages))
 
     def heads(self, x: ir.Value, heads: int) -> ir.Value:
         """[B, S, heads * D] to [B, S, heads, D]."""
@@ -76,7 +81,7 @@ class _Attention:
     def turned(self, x: ir.Value, heads: int) -> ir.Value:
         """Turn [B, S, heads * D] by tokens' positions, where the operator does not."""
         rope = self.spec.rope
-        if rope is None or turns_inside(self.spec):
+        if rope is None or self.inside:
             return x
         cos, sin = self.tables(rope)
         return self.graph.op(
@@ -132,15 +137,17 @@ class _Attention:
         """Append to the cache and attend to it: [B, S, Q * width]; q alone holds all three."""
         graph, spec, form = self.graph, self.spec, self.writer.form
         width = head_width(spec)
-        shape: list[int | str] = ["rows", spec.kv_heads, "slots", width]
-        kind = ir.DataType.INT8 if form.kv_dtype == "int8" else graph.dtype
-        past = [graph.input(f"past_key_values.{self.index}.{part}", shape, kind) for part in ("key", "value")]
-        inside = turns_inside(spec)
+        inside = self.inside
         assert spec.rope is not None or not inside
         tables = self.tables(spec.rope) if inside and spec.rope is not None else (None, None)
         sinks = None
         if spec.sinks:
             sinks = graph.weight(f"{self.prefix}sinks", [spec.heads], Recipe("rows", (f"{self.prefix}sinks",)))
+        if isinstance(self.cache, Pages):
+            return attend_to_pages(graph, spec, self.index, self.cache, (q, k, v), width, tables, sinks)
+        shape: list[int | str] = ["rows", spec.kv_heads, "slots", width]
+        kind = ir.DataType.INT8 if form.kv_dtype == "int8" else graph.dtype
+        past = [graph.input(f"past_key_values.{self.index}.{part}", shape, kind) for part in ("key", "value")]
         scales: list[ir.Value | None] = [None, None]
         more: dict[str, int | float | str] = {}
         if form.kv_dtype == "int8":
@@ -193,7 +200,7 @@ class _Grouped(_Attention):
 
     def _is_plain(self) -> bool:
         spec = self.spec
-        turned = spec.rope is None or turns_inside(spec)
+        turned = spec.rope is None or self.inside
         grown = spec.rope is not None and spec.rope.query_growth != 0
         return turned and not grown and spec.qk_norm is None and spec.clip is None and head_width(spec) == spec.head_dim
 
@@ -220,9 +227,15 @@ class _Grouped(_Attention):
 
 
 class _Latent(_Attention):
-    """Attention to one vector a token; its turned part comes first here, as the operator turns first dimensions."""
+    """Attention to one vector a token.
 
-    def __init__(self, writer: Writer, spec: AttentionSpec, latent: LatentSpec, index: int, cache: Cache) -> None:
+    Its turned part comes first, as the operator turns first dimensions; in pages last, where a cache without values
+    takes first dimensions for them.
+    """
+
+    def __init__(
+        self, writer: Writer, spec: AttentionSpec, latent: LatentSpec, index: int, cache: Cache | Pages
+    ) -> None:
         super().__init__(writer, spec, index, cache)
         self.latent = latent
 
@@ -238,7 +251,7 @@ class _Latent(_Attention):
         nope, rope = graph.ops(
             "Split", 2, self.heads(q, spec.heads), graph.constant([latent.nope_dim, latent.rope_dim]), axis=-1
         )
-        q = self.flat(graph.op("Concat", rope, self._per_head(nope, "k_b", latent.nope_dim, latent.rank), axis=-1))
+        nope = self._per_head(nope, "k_b", latent.nope_dim, latent.rank)
         vector, key = graph.ops(
             "Split",
             2,
@@ -247,10 +260,17 @@ class _Latent(_Attention):
             axis=-1,
         )
         vector = writer.norm(vector, latent.norm, f"{self.prefix}kv_a_norm", latent.rank)
-        entry = graph.op("Concat", key, vector, axis=-1)
-        q = self.widened(self.grown(self.turned(q, spec.heads)), spec.heads)
-        found = self.operator(q, self.widened(self.turned(entry, 1), 1), self.widened(entry, 1))
-        found = self.narrowed(found, latent.rope_dim, latent.rope_dim + latent.rank)
+        if isinstance(self.cache, Pages):
+            rope = self.heads(self.turned(self.flat(rope), spec.heads), spec.heads)
+            q = self.grown(self.flat(graph.op("Concat", nope, rope, axis=-1)))
+            entry = graph.op("Concat", vector, self.turned(key, 1), axis=-1)
+            found = self.operator(self.widened(q, spec.heads), self.widened(entry, 1), None)
+        else:
+            q = self.flat(graph.op("Concat", rope, nope, axis=-1))
+            entry = graph.op("Concat", key, vector, axis=-1)
+            q = self.widened(self.grown(self.turned(q, spec.heads)), spec.heads)
+            found = self.operator(q, self.widened(self.turned(entry, 1), 1), self.widened(entry, 1))
+            found = self.narrowed(found, latent.rope_dim, latent.rope_dim + latent.rank)
         out = self._per_head(self.heads(found, spec.heads), "v_b", latent.rank, latent.value_dim)
         return writer.linear(self.flat(out), self.prefix, "o", bias=spec.output_bias)
 

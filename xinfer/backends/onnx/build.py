@@ -15,13 +15,14 @@ from xinfer.backends import BackendContext
 from xinfer.backends.onnx.attention import head_width
 from xinfer.backends.onnx.cached import graph_for
 from xinfer.backends.onnx.form import Form
+from xinfer.backends.onnx.providers import Providers
 from xinfer.backends.onnx.rows import Rows
 from xinfer.backends.onnx.session import open_session
 from xinfer.backends.onnx.weights import made
-from xinfer.devices import cache_budget
+from xinfer.devices import cache_budget, choose_dtype
 from xinfer.engine.runner import RunnerInfo
 from xinfer.engine.types import Limits
-from xinfer.errors import DeviceError
+from xinfer.errors import ConfigError, DeviceError
 from xinfer.hardware import gibibytes
 from xinfer.models.reader import give_back
 from xinfer.process_memory import use_huge_pages
@@ -41,9 +42,14 @@ class Built:
     info: RunnerInfo
 
 
-def build(context: BackendContext) -> Built:
+def build(context: BackendContext, providers: Providers) -> Built:
     """Write the graph, load it with the model's weights, and reserve the cache."""
     spec, limits = context.model.spec, context.limits
+    if choose_dtype(context.model.dtype, torch.device("cpu")) != torch.float32:
+        raise ConfigError(
+            f"model.dtype={context.model.dtype}: backend=onnx computes in float32 on the CPU: leave it out, and for "
+            "fewer bytes take model.quantization=int8 or int4"
+        )
     scheme = context.model.quantization
     form = Form(spec.context_len(limits.max_model_len), scheme=scheme, accuracy_level=context.config.accuracy_level)
     started = perf_counter()
@@ -51,7 +57,7 @@ def build(context: BackendContext) -> Built:
     weights = dict(made(context.model, recipes, form))
     resident = sum(each.numel() * each.element_size() for each in weights.values())
     read = perf_counter()
-    session = open_session(path, weights, ["CPUExecutionProvider"], context.config.threads or cores())
+    session = open_session(path, weights, providers, context.config.threads or cores())
     del weights
     give_back()
     if context.config.huge_pages:

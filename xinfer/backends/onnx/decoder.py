@@ -19,12 +19,16 @@ With `Form.genai` it has what onnxruntime-genai feeds, which pads shorter sequen
 
 The output is `logits` [B, 1, vocabulary] float32, of each sequence's last new token: by that 1 onnxruntime-genai knows
 that it need not look for it. With `Form.all_logits` they are those of all, [B, S, vocabulary].
+
+With `Form.paged` there is one row of all sequences' tokens, end to end, instead of `last` and `longest` there are the
+inputs that `paged.py` tells, and weights are inputs too.
 """
 
 __all__ = ["write"]
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from xinfer.backends.onnx.attention import Cache, attend, needs_positions
@@ -32,6 +36,7 @@ from xinfer.backends.onnx.form import Form
 from xinfer.backends.onnx.graph import Graph
 from xinfer.backends.onnx.linear import Writer
 from xinfer.backends.onnx.mlp import feed_forward
+from xinfer.backends.onnx.paged import Pages, pages
 from xinfer.backends.onnx.recipe import Recipe
 from xinfer.models.spec import DecoderSpec
 
@@ -49,13 +54,13 @@ class _Inputs:
     """
 
     token_ids: ir.Value
-    cache: Cache
+    cache: Cache | Pages
     wanted: ir.Value | None
 
 
 def write(spec: DecoderSpec, form: Form) -> tuple[ir.Model, dict[str, Recipe]]:
     """Return the graph, and of each of its weights how it is made."""
-    graph = Graph(_DTYPES[form.dtype])
+    graph = Graph(_DTYPES[form.dtype], bound=form.paged)
     writer = Writer(graph, spec, form)
     given = _inputs_of_genai(writer) if form.genai else _inputs(writer)
     x = _embedded(writer, given.token_ids, given.cache.positions)
@@ -64,8 +69,6 @@ def write(spec: DecoderSpec, form: Form) -> tuple[ir.Model, dict[str, Recipe]]:
         x, more = _layer(writer, x, more, index, given.cache)
     x = x if more is None else graph.op("Add", x, more)
     logits = _head(writer, writer.norm(_rows(writer, x, given.wanted), spec.norm, "norm", spec.hidden_size))
-    if graph.dtype != ir.DataType.FLOAT:
-        logits = graph.op("Cast", logits, to=ir.DataType.FLOAT.value)
     places: list[int | str] = ["sampled"]
     if form.genai:
         places = ["batch", "sequence" if form.all_logits else 1]
@@ -76,14 +79,17 @@ def write(spec: DecoderSpec, form: Form) -> tuple[ir.Model, dict[str, Recipe]]:
 
 
 def _inputs(writer: Writer) -> _Inputs:
-    """Declare what `OnnxRunner` feeds."""
-    graph = writer.graph
-    token_ids = graph.input("input_ids", ["rows", "tokens"], ir.DataType.INT32)
+    """Declare what our own runners feed."""
+    graph, form = writer.graph, writer.form
+    rows: int | str = 1 if form.paged else "rows"
+    token_ids = graph.input("input_ids", [rows, "tokens"], ir.DataType.INT32)
+    sample_at = graph.input("sample_at", ["sampled"], ir.DataType.INT32)
+    positions = _positions(writer, [rows, "tokens"])
+    if form.paged:
+        return _Inputs(token_ids, pages(graph, positions), sample_at)
     last = graph.input("last", ["rows"], ir.DataType.INT32)
     longest = graph.input("longest", [1], ir.DataType.INT32)
-    sample_at = graph.input("sample_at", ["sampled"], ir.DataType.INT32)
-    positions = _positions(writer, ["rows", "tokens"])
-    lengths = graph.input("lengths", ["rows"], ir.DataType.INT32) if writer.form.ragged else None
+    lengths = graph.input("lengths", ["rows"], ir.DataType.INT32) if form.ragged else None
     return _Inputs(token_ids, Cache(last, longest, positions, lengths), sample_at)
 
 
@@ -108,7 +114,7 @@ def _inputs_of_genai(writer: Writer) -> _Inputs:
 def _positions(writer: Writer, shape: list[int | str]) -> ir.Value | None:
     """Declare tokens' positions, where the model needs them."""
     spec = writer.spec
-    if spec.learned_positions or any(needs_positions(layer.attention) for layer in spec.layers):
+    if spec.learned_positions or any(needs_positions(layer.attention, writer.form.paged) for layer in spec.layers):
         return writer.graph.input("position_ids", shape, ir.DataType.INT64)
     return None
 
@@ -131,7 +137,9 @@ def _name_lengths(graph: Graph) -> None:
                 value.shape = ir.Shape(("batch", value.shape[1], length, value.shape[3]))
 
 
-def _layer(writer: Writer, x: ir.Value, more: ir.Value | None, index: int, cache: Cache) -> tuple[ir.Value, ir.Value]:
+def _layer(
+    writer: Writer, x: ir.Value, more: ir.Value | None, index: int, cache: Cache | Pages
+) -> tuple[ir.Value, ir.Value]:
     """Write a layer for x + more; return the same of its output, to be added where the next norm is written."""
     spec, prefix = writer.spec.layers[index], f"layers.{index}."
     hidden = writer.spec.hidden_size
@@ -174,12 +182,14 @@ def _embedded(writer: Writer, token_ids: ir.Value, positions: ir.Value | None) -
 
 
 def _head(writer: Writer, x: ir.Value) -> ir.Value:
-    """[K, H] to logits [K, vocabulary]."""
+    """[K, H] to logits [K, vocabulary] float32."""
     graph, spec = writer.graph, writer.spec
     logits = writer.head(x)
+    if graph.dtype != ir.DataType.FLOAT:
+        logits = graph.cast(logits, ir.DataType.FLOAT)
     if spec.logit_scale != 1:
-        logits = graph.op("Mul", logits, graph.number(spec.logit_scale))
+        logits = graph.op("Mul", logits, graph.constant(spec.logit_scale, np.float32))
     if (cap := spec.logit_softcap) is not None:
-        inner = graph.op("Tanh", graph.op("Mul", logits, graph.number(1 / cap)))
-        logits = graph.op("Mul", inner, graph.number(cap))
+        inner = graph.op("Tanh", graph.op("Mul", logits, graph.constant(1 / cap, np.float32)))
+        logits = graph.op("Mul", inner, graph.constant(cap, np.float32))
     return logits

@@ -18,7 +18,8 @@ class Form:
         accuracy_level: in which precision quantized products are computed: 0 leaves it to the kernel, 1 float32,
             4 int8 activations; see com.microsoft.MatMulNBits.
         kv_dtype: precision of keys and values in the cache: that of activations, or int8.
-        paged: whether attention reads a cache in blocks (com.microsoft.PagedAttention), not one row a sequence.
+        paged: whether attention reads a cache in blocks (com.microsoft.PagedAttention, which only CUDA has), not one
+            row a sequence; then weights are inputs.
         ragged: whether several sequences may have different numbers of new tokens in one call (`query_seqlens`).
         genai: whether inputs and outputs are those of onnxruntime-genai, not of `OnnxRunner`.
         all_logits: of those outputs, whether logits are those of all new tokens, not of each sequence's last.

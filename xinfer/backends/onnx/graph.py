@@ -11,6 +11,7 @@ from onnx_ir.tape import Tape
 from xinfer.backends.onnx.recipe import Recipe
 
 _OPSET = 21
+_WIDE = ("Clip", "Pad")  # which CUDA has in float32, but not in every half precision
 _CONTRIB = "com.microsoft"
 # Operators that ONNX Runtime adds to the standard; it registers the first in the standard's own domain.
 _OF_RUNTIME = {
@@ -31,12 +32,16 @@ _OF_RUNTIME = {
 class Graph:
     """Collects nodes in order; a value is what an operator returns.
 
+    Args:
+        dtype: precision of activations.
+        bound: whether weights are inputs, bound where they lie already; else initializers, given when it is loaded.
+
     Attributes:
         recipes: of each weight by its name in the graph.
     """
 
-    def __init__(self, dtype: ir.DataType) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: ir.DataType, bound: bool = False) -> None:
+        self.dtype, self._bound = dtype, bound
         self.inputs: list[ir.Value] = []
         self.outputs: list[ir.Value] = []
         self.recipes: dict[str, Recipe] = {}
@@ -57,7 +62,21 @@ class Graph:
 
     def op(self, kind: str, *inputs: ir.Value | None, **attributes: int | float | str | Sequence[int]) -> ir.Value:
         """Add a node and return its first output."""
+        if kind in _WIDE and self.dtype != ir.DataType.FLOAT:
+            wide = self._tape.op(kind, [self._widened(value) for value in _trimmed(inputs)], attributes)
+            return self.cast(wide, self.dtype)
         return self._tape.op(kind, _trimmed(inputs), attributes, domain=_OF_RUNTIME.get(kind, ""))
+
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """Return values in another precision."""
+        return self._tape.op("Cast", [value], {"to": int(dtype)})
+
+    def _widened(self, value: ir.Value | None) -> ir.Value | None:
+        """Return values of activations' precision in float32, others as they are."""
+        constant = None if value is None else value.const_value
+        if value is None or (constant is not None and constant.dtype != self.dtype):
+            return value
+        return self.cast(value, ir.DataType.FLOAT) if constant is None else self.constant(constant.numpy(), np.float32)
 
     def ops(
         self, kind: str, outputs: int, *inputs: ir.Value | None, **attributes: int | float | str | Sequence[int]
@@ -71,8 +90,11 @@ class Graph:
         """Return a weight of this name, whose values are given when the model is loaded."""
         if name not in self._weights:
             kind = dtype or self.dtype
-            tensor = ir.ExternalTensor("weights", 0, _bytes(shape, kind), kind, shape=ir.Shape(shape), name=name)
-            self._weights[name] = self._tape.initializer(tensor)
+            if self._bound:
+                self._weights[name] = self.input(name, shape, kind)
+            else:
+                tensor = ir.ExternalTensor("weights", 0, _bytes(shape, kind), kind, shape=ir.Shape(shape), name=name)
+                self._weights[name] = self._tape.initializer(tensor)
             self.recipes[name] = recipe
         assert self.recipes[name] == recipe, f"two weights are named {name}"
         return self._weights[name]

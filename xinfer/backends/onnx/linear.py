@@ -100,11 +100,28 @@ class Writer:
         """Normalize the last dimension of x, of this width; None leaves it as it is."""
         if norm is None:
             return x
+        if self._precise(name) and self.graph.dtype != ir.DataType.FLOAT:
+            return self.graph.cast(
+                self._norm(self.graph.cast(x, ir.DataType.FLOAT), norm, name, width), self.graph.dtype
+            )
+        return self._norm(x, norm, name, width)
+
+    def _norm(self, x: ir.Value, norm: NormSpec, name: str, width: int) -> ir.Value:
         weight = self._factors(norm, name, width)
         if norm.kind == "layer":
-            bias = self.graph.weight(f"{name}.bias", [width], Recipe("rows", (f"{name}.bias",))) if norm.bias else None
+            bias = None
+            if norm.bias:
+                recipe = Recipe("rows", (f"{name}.bias",))
+                bias = self.graph.weight(f"{name}.bias", [width], recipe, self._norm_dtype(name))
             return self.graph.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=norm.eps)
         return self.graph.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=norm.eps, stash_type=1)
+
+    def _precise(self, name: str) -> bool:
+        """Whether a norm is float32 in any precision."""
+        return self.spec.keeps_precision(f"{name}.weight")
+
+    def _norm_dtype(self, name: str) -> ir.DataType:
+        return ir.DataType.FLOAT if self._precise(name) else self.graph.dtype
 
     def norm_per_head(self, x: ir.Value, norm: NormSpec, name: str, heads: int, width: int) -> ir.Value:
         """Normalize each head of x [..., heads, width], with factors of its own."""
@@ -117,7 +134,8 @@ class Writer:
     def add_and_norm(self, x: ir.Value, more: ir.Value, norm: NormSpec | None, name: str) -> tuple[ir.Value, ir.Value]:
         """Return x + more, and that normalized."""
         width = self.spec.hidden_size
-        if norm is not None and norm.kind == "rms":
+        wide = self._precise(name) and self.graph.dtype != ir.DataType.FLOAT
+        if norm is not None and norm.kind == "rms" and not wide:
             weight = self._factors(norm, name, width)
             outs = self.graph.ops("SkipSimplifiedLayerNormalization", 4, x, more, weight, epsilon=norm.eps)
             outs[1].name = outs[2].name = ""  # mean and deviation, which nobody needs
@@ -127,8 +145,8 @@ class Writer:
 
     def _factors(self, norm: NormSpec, name: str, width: int) -> ir.Value:
         if not norm.weight:
-            return self.graph.constant(np.ones(width), self.graph.dtype.numpy())
-        return self.graph.weight(f"{name}.weight", [width], self._recipe(norm, name))
+            return self.graph.constant(np.ones(width), self._norm_dtype(name).numpy())
+        return self.graph.weight(f"{name}.weight", [width], self._recipe(norm, name), self._norm_dtype(name))
 
     def _recipe(self, norm: NormSpec, name: str) -> Recipe:
         return Recipe("rows" if norm.offset == 0 else f"plus {norm.offset!r}", (f"{name}.weight",))

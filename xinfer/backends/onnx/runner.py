@@ -18,6 +18,7 @@ from torch import Tensor
 from xinfer.backends import BackendContext
 from xinfer.backends.onnx.build import build
 from xinfer.backends.onnx.probe import probe
+from xinfer.backends.onnx.providers import CPU, Providers
 from xinfer.engine.runner import ModelRunner
 from xinfer.engine.types import Batch, Limits
 from xinfer.process_memory import ResidentMemory
@@ -35,9 +36,9 @@ class OnnxRunner(ModelRunner):
     are at their beginning, padded to the longest (`query_seqlens`, of later versions, takes any).
     """
 
-    def __init__(self, context: BackendContext) -> None:
+    def __init__(self, context: BackendContext, providers: Providers | None = None) -> None:
         self._memory = ResidentMemory()
-        built = build(context)
+        built = build(context, providers or [(CPU, {})])
         self._session, self._rows, self.info = built.session, built.rows, built.info
         self._ragged, self._joins = built.form.ragged, True
         names = {each.name for each in self._session.get_inputs()}

@@ -4,14 +4,15 @@ __all__ = ["open_session"]
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import onnxruntime as ort
 from torch import Tensor
 
+from xinfer.backends.onnx.providers import Providers
+
 
 def open_session(
-    graph: Path, weights: Mapping[str, Tensor], providers: list[Any], threads: int
+    graph: Path, weights: Mapping[str, Tensor], providers: Providers, threads: int
 ) -> ort.InferenceSession:
     """Load a graph with weights that lie in memory already; what is packed for kernels is not held a second time."""
     options = ort.SessionOptions()
@@ -20,4 +21,4 @@ def open_session(
     # Not by DLPack: ONNX Runtime would never let go of the tensors.
     values = [ort.OrtValue.ortvalue_from_numpy(each.numpy()) for each in weights.values()]
     options.add_external_initializers(list(weights), values)
-    return ort.InferenceSession(str(graph), options, providers=providers)
+    return ort.InferenceSession(str(graph), options, providers=providers, enable_fallback=0)
