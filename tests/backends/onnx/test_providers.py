@@ -35,6 +35,7 @@ def two_devices(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(providers, "has_gpu", lambda: True)
     monkeypatch.setattr(providers, "_has_pages", lambda: True)
     monkeypatch.setattr(providers, "_load_error", lambda number: None)
 
@@ -105,6 +106,12 @@ def test_what_is_missing_is_told_once_and_the_cpu_taken_or_an_error(two_devices,
     reason = str(refused.value).removeprefix("backend=onnx can't compute on CUDA: ")
     assert said.messages[0].startswith(f"backend=onnx computes on the CPU: {reason}")
     assert said.messages[0].endswith("or ask for it (backend.device=cpu)")
+
+
+def test_nothing_is_said_where_there_is_no_gpu(two_devices, said, monkeypatch):
+    monkeypatch.setattr(providers, "has_gpu", lambda: False)
+    assert choose(OnnxConfig()) == providers.Choice(ALONE, [(CPU, {})])
+    assert said.messages == []
 
 
 def test_float32_is_computed_on_the_cpu(two_devices, said):
