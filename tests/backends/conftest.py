@@ -1,0 +1,1 @@
+"""What tests of every backend want; its folder is where they find `cases` and `drawn`."""
