@@ -75,9 +75,7 @@ def model_of(folder: Path, dtype: str = "float32") -> Model:
     return Model(str(folder), lambda: folder, xinfer_model_families(), dtype=dtype)
 
 
-def stepper(
-    folder: Path, dtype: str, determinism: str, max_len: int | None = None, backend: str = "eager"
-) -> Stepper:
+def stepper(folder: Path, dtype: str, determinism: str, max_len: int | None = None, backend: str = "eager") -> Stepper:
     """Return a runner whose cache is full of rubbish, and blocks in a random order (case N02)."""
     limits = Limits(
         max_model_len=max_len, max_num_seqs=8, max_num_batched_tokens=512, kv_memory=64e6, determinism=determinism
