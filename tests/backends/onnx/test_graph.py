@@ -16,11 +16,12 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from xinfer.backends.onnx import OnnxConfig, supports
 from xinfer.backends.onnx.decoder import write
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.graph import Recipe
+from xinfer.backends.onnx.recipe import Recipe
 from xinfer.backends.onnx.weights import make
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
 from xinfer.models.quantize import Scheme
+from xinfer.models.reader import Reader
 from xinfer.testing.shapes import SHAPES, shape
 
 LONGEST = PROMPT + STEPS
@@ -103,8 +104,8 @@ def test_what_is_not_made_by_a_recipe_is_a_small_constant(written: Graph) -> Non
 def test_recipes_make_what_the_graph_says_and_leave_nothing_out(written: Graph) -> None:
     model, proto, recipes = written
     said = {each.name: (tuple(each.dims), each.data_type) for each in proto.graph.initializer if each.name in recipes}
-    with torch.inference_mode():
-        made = {name: make(recipe, model.weights, FP32).numpy() for name, recipe in recipes.items()}
+    with torch.inference_mode(), Reader(model.weights, torch.device("cpu"), torch.float32) as reader:
+        made = {name: make(recipe, reader, FP32).numpy() for name, recipe in recipes.items()}
     assert said == {name: (each.shape, np_dtype_to_tensor_dtype(each.dtype)) for name, each in made.items()}
     assert {source for recipe in recipes.values() for source in recipe.sources} == model.spec.tensors.keys()
 
