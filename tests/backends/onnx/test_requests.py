@@ -192,4 +192,4 @@ def test_what_is_promised_of_invariance_is_kept_bit_for_bit_or_refused(folder: P
         return
     works = [workload(number, 256, LONGEST) for number in range(12)]
     met = [check(work, maker(folder, work)) for work in works]
-    assert min(shares(met).values()) > 0
+    assert min(shares(met)[name] for name in ("preemptions", "cached_tokens", "copies")) > 0
