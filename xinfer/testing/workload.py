@@ -4,10 +4,10 @@ What comes of a request must be what comes of it alone, tokens and logprobs bit 
 may wait forever. `check` runs one workload and says what it met; a failure names its number, which replays it.
 """
 
-__all__ = ["Met", "Workload", "check", "workload"]
+__all__ = ["Met", "Workload", "check", "outputs_of", "workload"]
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -16,11 +16,12 @@ from xinfer.engine.engine import Engine
 from xinfer.engine.outputs import RequestOutput
 from xinfer.engine.runner import ModelRunner
 from xinfer.engine.speculative import NgramProposer, Speculator
-from xinfer.engine.types import FinishReason, Limits, SamplingParams
+from xinfer.engine.types import FinishReason, Limits, SamplingParams, TokenLogprobs
 
 Key = tuple[int, int]  # a request's index, and which of its samples
+Logprobs = Sequence[TokenLogprobs | None] | None
 
-_ROOMY = Limits(max_num_batched_tokens=4096, prefix_cache=False, determinism="invariant")
+_ROOMY = Limits(max_num_batched_tokens=4096, prefix_cache=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +127,13 @@ def _arrival(draw: Random, prompt: tuple[int, ...], longest: int) -> Arrival:
     return Arrival(step, prompt, params, draw.choice([0, 0, 1]), aborted)
 
 
-def check(work: Workload, make_runner: MakeRunner) -> Met:
+def check(work: Workload, make_runner: MakeRunner, tolerance: float = 0.0) -> Met:
     """Run a workload, compare each request with itself alone, and return what was met on the way.
 
     Args:
         work: the workload.
         make_runner: returns a runner for `Workload.cache`, or a roomy one for an empty dictionary.
+        tolerance: by how much logprobs may differ, of a runner that promises less than all; tokens may not.
     """
     try:
         outputs, met = _together(work, make_runner(work.cache))
@@ -140,9 +142,14 @@ def check(work: Workload, make_runner: MakeRunner) -> Met:
         raise
     roomy = make_runner({})
     for index, arrival in enumerate(work.arrivals):
-        for key, alone in _alone(index, arrival, roomy).items():
-            _compare(f"workload {work.seed}, request {key}", outputs[key], alone)
+        for key, alone in _alone(index, arrival, roomy, work.limits.determinism).items():
+            _compare(f"workload {work.seed}, request {key}", outputs[key], alone, tolerance)
     return met
+
+
+def outputs_of(work: Workload, make_runner: MakeRunner) -> dict[Key, RequestOutput]:
+    """Run a workload, and return what came of each sample of each request."""
+    return _together(work, make_runner(work.cache))[0]
 
 
 def _together(work: Workload, runner: ModelRunner) -> tuple[dict[Key, RequestOutput], Met]:
@@ -180,14 +187,14 @@ def _check_blocks(work: Workload, engine: Engine) -> None:
     assert used == len(held), f"workload {work.seed}: {used} blocks are in use, running sequences hold {len(held)}"
 
 
-def _alone(index: int, arrival: Arrival, runner: ModelRunner) -> dict[Key, RequestOutput]:
+def _alone(index: int, arrival: Arrival, runner: ModelRunner, determinism: str) -> dict[Key, RequestOutput]:
     """Return what comes of each sample of a request that has the engine to itself, one by one."""
-    engine = Engine(runner, None, _ROOMY, seed=7)
+    engine = Engine(runner, None, replace(_ROOMY, determinism=determinism), seed=7)
     engine.add_request(arrival.prompt, arrival.params, index=index)
     return {(output.index, output.sample): output for step in engine.run() for output in step.finished}
 
 
-def _compare(where: str, output: RequestOutput, alone: RequestOutput) -> None:
+def _compare(where: str, output: RequestOutput, alone: RequestOutput, tolerance: float) -> None:
     if output.finish_reason is FinishReason.ABORT:
         count = len(output.token_ids)
         logprobs = None if alone.logprobs is None else alone.logprobs[:count]
@@ -196,6 +203,16 @@ def _compare(where: str, output: RequestOutput, alone: RequestOutput) -> None:
         assert output.finish_reason == alone.finish_reason, (
             f"{where}: {output.finish_reason}, {alone.finish_reason} alone"
         )
-        assert output.prompt_logprobs == alone.prompt_logprobs, f"{where}: other prompt_logprobs than alone"
+        near = _near(output.prompt_logprobs, alone.prompt_logprobs, tolerance)
+        assert near, f"{where}: other prompt_logprobs than alone"
     assert output.token_ids == alone.token_ids, f"{where}: {output.token_ids}, {alone.token_ids} alone"
-    assert output.logprobs == alone.logprobs, f"{where}: other logprobs than alone"
+    assert _near(output.logprobs, alone.logprobs, tolerance), f"{where}: other logprobs than alone"
+
+
+def _near(these: Logprobs, those: Logprobs, tolerance: float) -> bool:
+    """Whether logprobs are equal, or those of the tokens themselves differ by no more than this."""
+    if not tolerance or these is None or those is None:
+        return these == those
+    pairs = [(a, b) for a, b in zip(these, those, strict=True) if a is not None and b is not None]
+    same = [a and a.token_id for a in these] == [b and b.token_id for b in those]
+    return same and all(abs(a.logprob - b.logprob) <= tolerance for a, b in pairs)

@@ -44,6 +44,7 @@ class OnnxRunner(ModelRunner):
         names = {each.name for each in self._session.get_inputs()}
         self._inputs = [name for name in names if not name.startswith("past_key_values.")]
         self._bindings: OrderedDict[tuple[int, int], ort.IOBinding] = OrderedDict()
+        self._nowhere = torch.empty(1)  # where no logits go, for the runtime takes no null pointer
         if context.limits.invariant:
             self._make_invariant(context.limits)
 
@@ -120,7 +121,8 @@ class OnnxRunner(ModelRunner):
             binding.bind_cpu_input(name, feeds[name])
         beside = len(wanted) > 0 and wanted[-1] - wanted[0] == len(wanted) - 1
         out = logits[wanted[0] : wanted[-1] + 1] if beside else torch.empty(len(wanted), logits.shape[1])
-        binding.bind_output("logits", "cpu", 0, np.float32, tuple(out.shape), out.data_ptr())
+        into = out if len(wanted) else self._nowhere
+        binding.bind_output("logits", "cpu", 0, np.float32, tuple(out.shape), into.data_ptr())
         self._session.run_with_iobinding(binding)
         if not beside:
             logits[torch.from_numpy(wanted)] = out

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from xinfer.backends import BackendContext
+from xinfer.backends import BackendContext, onnx
+from xinfer.backends.onnx import OnnxConfig
+from xinfer.backends.onnx.runner import OnnxRunner
 from xinfer.backends.torch import EagerConfig
 from xinfer.backends.torch.runner import TorchRunner
 from xinfer.engine.types import Limits
@@ -51,29 +53,58 @@ class Case:
     def prompt(self, length: int = PROMPT, seed: int = 0) -> list[int]:
         return np.random.default_rng(seed).integers(0, self.config["vocab_size"], length).tolist()
 
-    def ours(self, dtype: str = "float32", determinism: str = "fast", **changes: Any) -> Stepper:
+    def ours(
+        self, dtype: str = "float32", determinism: str = "fast", backend: str = "eager", **changes: Any
+    ) -> Stepper:
         """Return our side, of a config with these changes in it if there are any: the weights are the same."""
         if not changes:
-            return stepper(self.folder, dtype, determinism, self.max_len)
+            return stepper(self.folder, dtype, determinism, self.max_len, backend)
         changed = self.root / "changed"
         changed.mkdir()
         (changed / "config.json").write_text(json.dumps(self.config | changes))
         for file in self.folder.glob("*.safetensors"):
             (changed / file.name).symlink_to(file)
-        return stepper(changed, dtype, determinism, self.max_len)
+        return stepper(changed, dtype, determinism, self.max_len, backend)
+
+    def refusal(self, backend: str) -> str | None:
+        """Return why a backend can't run it, or None where it can."""
+        return None if backend == "eager" else onnx.supports(model_of(self.folder).spec, OnnxConfig(device="cpu"))
 
 
-def stepper(folder: Path, dtype: str, determinism: str, max_len: int | None = None) -> Stepper:
-    """Return a `TorchRunner` whose cache is full of rubbish, and blocks in a random order (case N02)."""
-    model = Model(str(folder), lambda: folder, xinfer_model_families(), dtype=dtype)
+def model_of(folder: Path, dtype: str = "float32") -> Model:
+    return Model(str(folder), lambda: folder, xinfer_model_families(), dtype=dtype)
+
+
+def stepper(folder: Path, dtype: str, determinism: str, max_len: int | None = None, backend: str = "eager") -> Stepper:
+    """Return a runner whose cache is full of rubbish, and blocks in a random order (case N02)."""
     limits = Limits(
         max_model_len=max_len, max_num_seqs=8, max_num_batched_tokens=512, kv_memory=64e6, determinism=determinism
     )
-    runner = TorchRunner(BackendContext(model, EagerConfig(device="cpu"), limits))
-    with torch.inference_mode():
-        for pool in runner.pools:
-            pool[0::3], pool[1::3], pool[2::3] = torch.nan, torch.inf, -torch.inf
+    runner = RUNNERS[backend](model_of(folder, dtype), limits)
+    spoil(runner)
     return Stepper(runner)
+
+
+def eager_runner(model: Model, limits: Limits) -> TorchRunner:
+    return TorchRunner(BackendContext(model, EagerConfig(device="cpu"), limits))
+
+
+def onnx_runner(model: Model, limits: Limits) -> OnnxRunner:
+    return OnnxRunner(BackendContext(model, OnnxConfig(device="cpu", threads=1), limits))
+
+
+RUNNERS: dict[str, Callable[[Model, Limits], TorchRunner | OnnxRunner]] = {"eager": eager_runner, "onnx": onnx_runner}
+
+
+@torch.inference_mode()
+def spoil(runner: TorchRunner | OnnxRunner) -> None:
+    """Fill every slot of a new cache with what is no number."""
+    if isinstance(runner, TorchRunner):
+        slots = runner.pools
+    else:
+        slots = [tensor.movedim(2, 0) for tensor in runner._rows.tensors]
+    for each in slots:
+        each[0::3], each[1::3], each[2::3] = torch.nan, torch.inf, -torch.inf
 
 
 @torch.inference_mode()
