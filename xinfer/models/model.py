@@ -166,22 +166,3 @@ class Model:
     def config_hash(self) -> str:
         """Return a hash of what the spec says."""
         return hashlib.sha256(repr(self.spec).encode()).hexdigest()
-
-    @property
-    def quantization(self) -> Any:  # TEMPORARY
-        import os
-
-        from xinfer.models.quantize import Scheme
-
-        v = os.environ.get("XQ")
-        if not v:
-            return None
-        kind, *rest = v.split(",")
-        kw = dict(x.split("=") for x in rest)
-        return Scheme(
-            bits=int(kind[3:]),
-            block=int(kw.get("block", 32)),
-            symmetric=kw.get("sym", "1") == "1",
-            method=kw.get("method", "rtn"),
-            wide_bits=int(kw.get("wide", 8)),
-        )
