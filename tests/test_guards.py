@@ -5,6 +5,9 @@ import importlib
 import inspect
 import pkgutil
 import re
+import subprocess
+import sys
+import zipfile
 from functools import partial
 from pathlib import Path
 
@@ -153,3 +156,13 @@ def test_files_stay_readable():
     for path in MODULES:
         lines = path.read_text("utf-8").splitlines()
         assert len(lines) <= 310, f"{path} has {len(lines)} lines: split it along a real seam"
+
+
+def test_a_wheel_has_what_is_no_code(tmp_path: Path):
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    done = subprocess.run([*pip, str(REPOSITORY)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("xinfer-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"xinfer/models/quantize/sample.txt", "xinfer/conf/config.yaml"} <= names
+    assert not [name for name in names if name.startswith("tests/")]

@@ -60,6 +60,11 @@ class ModelConfig:
         dummy_seed: what dummy weights are random by.
         lora: an adapter that is merged into the weights as they are read, `folder[:scale]`: a PEFT folder (or
             `hf:org/name[@revision]`), and how far to go from the model to the adapted one (1).
+        quantization: weights as the backend holds them: null (as they are), int8, int4 (embedding, head and value
+            projections in eight bits); see `Scheme` for what this and the next three mean.
+        quantization_block: inputs that share a scale: 32, 64, 128; null for the kind's default.
+        quantization_method: rtn (round to nearest), hqq (look for the least squared error); null for the default.
+        quantization_symmetric: no zero points; null for the kind's default.
     """
 
     reference: str = MISSING
@@ -67,6 +72,10 @@ class ModelConfig:
     load_format: str = "auto"
     dummy_seed: int = 0
     lora: str | None = None
+    quantization: str | None = None
+    quantization_block: int | None = None
+    quantization_method: str | None = None
+    quantization_symmetric: bool | None = None
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """From a configuration to an engine that is ready: model, tokenizer, backend and limits put together."""
 
-__all__ = ["Session"]
+__all__ = ["Session", "quantization"]
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from xinfer.backends import Backend, BackendContext
-from xinfer.config import Config
+from xinfer.config import Config, ModelConfig
 from xinfer.engine.engine import Engine, Observers
 from xinfer.engine.logprobs import MODES
 from xinfer.engine.runner import ModelRunner
@@ -22,6 +22,7 @@ from xinfer.inputs import Prompt
 from xinfer.models.cache import file_sha256
 from xinfer.models.lora.adapter import find_adapter
 from xinfer.models.model import Model
+from xinfer.models.quantize.scheme import Scheme
 from xinfer.models.sources import resolve
 from xinfer.models.text.tokenizer import Message, Tokenizer
 from xinfer.plugins import Plugins
@@ -42,6 +43,7 @@ class Session:
         if config.model.load_format not in ("auto", "dummy"):
             raise ConfigError(f"model.load_format={config.model.load_format!r} is unknown (there are: auto, dummy)")
         _check_engine(config)
+        self.quantization = quantization(config.model)
         self.model = self._model(config.model.reference, config.model.lora)
         self.context = BackendContext(self.model, config.backend, self.limits)
 
@@ -56,6 +58,7 @@ class Session:
             load_format=self.config.model.load_format,
             dummy_seed=self.config.model.dummy_seed,
             adapter=None if lora is None else find_adapter(lora),
+            quantization=self.quantization,
         )
 
     @property
@@ -71,6 +74,11 @@ class Session:
             raise ConfigError(
                 f"backend={self.backend.name} can't run {self.config.model.reference}: {reason} "
                 "(`python -m xinfer inspect` tells which backends can)"
+            )
+        if self.quantization is not None and not getattr(self.backend, "quantizes", False):
+            raise ConfigError(
+                f"model.quantization={self.config.model.quantization}: backend {self.backend.name} computes with the "
+                "weights as they are: leave it out, or take another backend"
             )
         _ = self.model.adapter
 
@@ -235,6 +243,8 @@ class Session:
                 "layers": len(spec.layers),
                 "notes": self.model.notes,
             }
+            if self.quantization is not None:
+                model["quantization"] = asdict(self.quantization)
             if self.model.adapter is not None:
                 model["adapter"] = {"path": str(self.model.adapter.folder), "scale": self.model.adapter.scale}
         info = asdict(self.runner.info)
@@ -251,9 +261,21 @@ class Session:
             "tokenizer": lambda: getattr(self.tokenizer, "content_hash", None),
             "template": lambda: getattr(self.tokenizer, "template_hash", None),
         }
+        if (scheme := self.quantization) is not None:
+            hashes["quantization"] = lambda: repr(scheme)
         if (adapter := self.model.adapter) is not None:
             hashes["adapter"] = lambda: combined([*map(file_sha256, adapter.files), repr(adapter.scale)])
         return hashes
+
+
+def quantization(model: ModelConfig) -> Scheme | None:
+    """Return how weights are to be rounded, as configured."""
+    return Scheme.configured(
+        model.quantization,
+        block=model.quantization_block,
+        method=model.quantization_method,
+        symmetric=model.quantization_symmetric,
+    )
 
 
 def _params(config: Config, defaults: Mapping[str, Any]) -> SamplingParams:

@@ -17,6 +17,7 @@ from xinfer.models.gguf.file import GgufFile
 from xinfer.models.lora.adapter import Adapted, Adapter
 from xinfer.models.multimodal import text_part
 from xinfer.models.names import CANONICAL
+from xinfer.models.quantize.scheme import Scheme
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.text.tokenizer import Tokenizer
 from xinfer.models.weights import Tensors, Weights
@@ -34,6 +35,7 @@ class Model:
         load_format: `auto`, or `dummy` for random weights of the right shapes.
         dummy_seed: what those are random by.
         adapter: returns what is merged into the weights, if anything is; not called before it is needed.
+        quantization: how a backend is to round the weights, which are as they are here.
     """
 
     def __init__(
@@ -46,8 +48,9 @@ class Model:
         load_format: str = "auto",
         dummy_seed: int = 0,
         adapter: Callable[[], Adapter] | None = None,
+        quantization: Scheme | None = None,
     ) -> None:
-        self.reference, self.dtype, self.load_format = reference, dtype, load_format
+        self.reference, self.dtype, self.load_format, self.quantization = reference, dtype, load_format, quantization
         self.dummy_seed, self._locate, self._find_adapter = dummy_seed, locate, adapter
         self._families = {f.name: f for f in families}
 

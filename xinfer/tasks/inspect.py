@@ -53,7 +53,8 @@ def describe(config: Config, plugins: Plugins) -> dict[str, Any]:
 
     A model that can't be described, or whose files do not hold what it says, is a `ModelError`.
     """
-    limits = Session(config, plugins).limits
+    session = Session(config, plugins)
+    limits = session.limits
     reference = config.model.reference
     model = Model(
         reference,
@@ -61,6 +62,7 @@ def describe(config: Config, plugins: Plugins) -> dict[str, Any]:
         plugins.families.values(),
         dtype=config.model.dtype,
         load_format=config.model.load_format,
+        quantization=session.quantization,
     )
     spec = model.spec
     device = choose_device(getattr(config.backend, "device", "auto"))

@@ -33,13 +33,6 @@ class Packed:
         """Inputs in a block."""
         return self.codes.shape[1] // self.scales.shape[1]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the matrix takes once it is packed."""
-        rows, blocks = self.scales.shape
-        zeros = 0 if self.zeros is None else rows * -(-blocks * self.bits // 8)
-        return self.codes.numel() * self.bits // 8 + 4 * rows * blocks + zeros
-
     def dequantize(self) -> Tensor:
         """Return what the codes stand for, float32 [out, in]."""
         rows, padded = self.codes.shape

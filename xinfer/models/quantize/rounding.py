@@ -5,11 +5,12 @@ gets the lowest code, which uses all codes (llama.cpp's Q4_0); otherwise the ran
 number, and to 0, is divided evenly, and the zero point is rounded.
 
 `hqq` is half-quadratic quantization's alternation: codes for given scale and zero point, then the best scale for given
-codes. It differs from the paper in what was measured to be better (experiments/quantization.py). The error is squared
-(the paper's power of 0.7 lets outliers go, whose loss shows in a small model's answers), so that the scale is a
-projection, the proximal step is none, and it can be optimized beside the zero point. Zero points are whole numbers, which
-kernels want, and hardly ever move by small steps, so each block tries several with several first scales. The best of
-all that were met counts, the first of them `rtn`'s own, so the squared error is never above that of `rtn`.
+codes. It differs from the paper in what was measured to be better (experiments/quantization.py). The error is squared:
+the paper's power of 0.7 lets outliers go, and a small model's answers suffer more than from `rtn`. So there is no
+proximal step, and the scale, which the paper keeps, is a projection. Zero points are whole numbers, which kernels want,
+and hardly ever move by small steps, so each block tries several, with several first scales. The best of all that were
+met counts, the first of them `rtn`'s own, so the squared error is never above that of `rtn`. Where it is known how
+large the inputs are, an error counts by the mean square of its input, as with llama.cpp's importance matrix.
 
 Source: Badri and Shaji, Half-Quadratic Quantization of Large Machine Learning Models, 2023; ggml, ggml-quants.c
 (`quantize_row_q4_0_ref`).
@@ -32,14 +33,23 @@ _SHIFTS = (0, -1, 1)  # of the first zero point
 _ROUNDS = 2  # of the alternation; more find next to nothing
 
 
-def quantize(weight: Tensor, scheme: Scheme, name: str = "weight") -> Packed:
-    """Round a matrix [out, in] of any float type; stacked experts are [experts * out, in].
+def quantize(weight: Tensor, scheme: Scheme, name: str = "weight", importance: Tensor | None = None) -> Packed:
+    """Round a matrix.
 
-    Nothing is drawn, so the same matrix has the same codes. Memory beside the result is that of a few megabytes. A
-    number that is not finite is a `ModelError` with the tensor's name.
+    Args:
+        weight: [out, in] of any float type; stacked experts are [experts * out, in].
+        scheme: how; see `Scheme.of`.
+        name: the tensor's, for the `ModelError` that a number which is not finite is.
+        importance: [in], the mean square of each input, by which `hqq` weighs squared errors; None for all alike.
+
+    A row's codes depend on the row alone, not on threads or neighbours. Memory beside the result is a few megabytes.
     """
     rows, columns = weight.shape
     blocks = -(-columns // scheme.block)
+    weighed: Tensor | None = None
+    if importance is not None:
+        weighed = torch.nn.functional.pad(importance.float(), (0, blocks * scheme.block - columns))
+        weighed = weighed.view(blocks, scheme.block).T
     packed = Packed(
         torch.empty(rows, blocks * scheme.block, dtype=torch.uint8),
         torch.empty(rows, blocks),
@@ -54,17 +64,18 @@ def quantize(weight: Tensor, scheme: Scheme, name: str = "weight") -> Packed:
             if not bool(piece.isfinite().all()):
                 raise ModelError(f"tensor {name!r} holds NaN or infinity and can't be quantized: it is damaged")
             padded = torch.nn.functional.pad(piece, (0, blocks * scheme.block - columns))
-            _round_piece(padded, scheme, packed, first)
+            _round_piece(padded, scheme, packed, first, weighed)
     return packed
 
 
-def _round_piece(piece: Tensor, scheme: Scheme, packed: Packed, first: int) -> None:
-    """Fill in the codes, scales and zero points of some rows."""
+def _round_piece(piece: Tensor, scheme: Scheme, packed: Packed, first: int, importance: Tensor | None) -> None:
+    """Fill in the codes, scales and zero points of some rows; `importance` is [block, blocks]."""
     rows = slice(first, first + len(piece))
     numbers = piece.view(-1, scheme.block).T.contiguous()  # [block, n]: what each block shares lies side by side
     scales, zeros = _extremes(numbers, scheme)
     if scheme.method == "hqq":
-        scales, zeros = _least_squares(numbers, scales, zeros, scheme)
+        weights = None if importance is None else importance.repeat(1, len(piece))
+        scales, zeros = _least_squares(numbers, scales, zeros, scheme, weights)
     codes = _codes(numbers, scales, zeros, scheme)
     packed.codes[rows] = codes.to(torch.uint8).T.reshape(len(piece), -1)
     packed.scales[rows] = scales.view(len(piece), -1)
@@ -92,8 +103,10 @@ def _codes(numbers: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> Te
     return (numbers / scales).round_().add_(zeros).clamp_(0, (1 << scheme.bits) - 1)
 
 
-def _least_squares(numbers: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Return the scales and zero points [n] with the least squared error that was met.
+def _least_squares(
+    numbers: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the scales and zero points [n] with the least squared error, weighed by `weights`, that was met.
 
     Where squares are beyond float32 no comparison holds, and the first ones stay.
     """
@@ -103,12 +116,13 @@ def _least_squares(numbers: Tensor, scales: Tensor, zeros: Tensor, scheme: Schem
         scale = start
         for _ in range(_ROUNDS):
             codes = _codes(numbers, scale, zero, scheme).sub_(zero)
-            error = torch.addcmul(numbers, codes, scale, value=-1).square_().sum(0)
+            squares = (codes * scale).sub_(numbers).square_()
+            error = _total(squares if weights is None else squares.mul_(weights))
             better = error < least
             least = torch.where(better, error, least)
             best_scales = torch.where(better, scale, best_scales)
             best_zeros = torch.where(better, zero, best_zeros)
-            scale = _project(numbers, codes, scale)
+            scale = _project(numbers, codes, scale, weights)
     return best_scales, best_zeros
 
 
@@ -123,7 +137,15 @@ def _starts(scales: Tensor, zeros: Tensor, scheme: Scheme) -> Iterator[tuple[Ten
                 yield scales * shrink, (zeros + shift).clamp_(0, (1 << scheme.bits) - 1)
 
 
-def _project(numbers: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+def _project(numbers: Tensor, codes: Tensor, scale: Tensor, weights: Tensor | None) -> Tensor:
     """Return the scales with the least squared error for codes (without zero points), where there is one."""
-    found = torch.linalg.vecdot(codes, numbers, dim=0) / torch.linalg.vecdot(codes, codes, dim=0)
+    weighed = codes if weights is None else codes * weights
+    found = _total(weighed * numbers) / _total(weighed * codes)
     return torch.where(found.isfinite() & (found != 0), found, scale)
+
+
+def _total(numbers: Tensor) -> Tensor:
+    """Return the sums [n] of [block, n], halves added to halves: torch's own order depends on n and on threads."""
+    while len(numbers) > 1:
+        numbers = numbers[: len(numbers) // 2] + numbers[len(numbers) // 2 :]
+    return numbers[0]

@@ -2,6 +2,7 @@
 
 __all__ = ["KINDS", "METHODS", "Scheme", "quantizes"]
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -57,8 +58,10 @@ class Scheme:
 
         Args:
             kind: None, `int8` or `int4`; another is a `ConfigError`.
-            block, method, symmetric: those of the scheme; None takes the kind's default, and anything else without a
-                kind is a `ConfigError`.
+            block: of the scheme, as the next two; None takes the kind's default, and a value without a kind is a
+                `ConfigError`.
+            method: see `Scheme`.
+            symmetric: see `Scheme`.
         """
         given = {"block": block, "method": method, "symmetric": symmetric}
         given = {name: value for name, value in given.items() if value is not None}
@@ -83,6 +86,12 @@ class Scheme:
         if self.bits < self.wide_bits and (name in _WIDE or name.endswith(".attn.v.weight")):
             return Scheme(self.wide_bits, self.block, True, self.method, self.wide_bits)
         return self
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Return the bytes of codes, float32 scales and zero points of a matrix [..., in] that is rounded so."""
+        rows, blocks = math.prod(shape[:-1]), -(-shape[-1] // self.block)
+        zeros = 0 if self.symmetric else -(-blocks * self.bits // 8)
+        return rows * (blocks * (self.block * self.bits // 8 + 4) + zeros)
 
 
 _DEFAULTS: dict[str, dict[str, object]] = {
