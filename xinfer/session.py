@@ -75,7 +75,7 @@ class Session:
                 f"backend={self.backend.name} can't run {self.config.model.reference}: {reason} "
                 "(`python -m xinfer inspect` tells which backends can)"
             )
-        if self.quantization is not None and not getattr(self.backend, "quantizes", False):
+        if self.quantization is not None and not self.backend.quantizes:
             raise ConfigError(
                 f"model.quantization={self.config.model.quantization}: backend {self.backend.name} computes with the "
                 "weights as they are: leave it out, or take another backend"

@@ -44,6 +44,7 @@ class Backend:
         export: writes the model for other programs (`python -m xinfer export`), from the context, into a folder in
             which config.json and the tokenizer lie already; the last argument tells whether logits of all tokens are
             wanted, not only of the last. None for a backend that has no such format.
+        quantizes: whether it rounds weights as `Model.quantization` says.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Backend:
     tokenizer: Callable[[BackendContext], Any] | None = None
     supports: Callable[[DecoderSpec, Any], str | None] | None = None
     export: Callable[[BackendContext, Path, bool], None] | None = None
+    quantizes: bool = False
 
     def refusal(self, spec: DecoderSpec, config: Any) -> str | None:
         """Return in one line why this backend can't run a model, or None where it can; see `supports`."""

@@ -66,4 +66,4 @@ def supports(spec: DecoderSpec, config: OnnxConfig) -> str | None:
 def xinfer_backends() -> list[Backend]:
     """Return the backends of this folder."""
     about = "ONNX Runtime, on the CPU or CUDA"
-    return [Backend("onnx", OnnxConfig, create, about, supports=supports, export=export_folder)]
+    return [Backend("onnx", OnnxConfig, create, about, supports=supports, export=export_folder, quantizes=True)]
