@@ -24,7 +24,7 @@ from xinfer import Engine, Limits, SamplingParams, hardware
 from xinfer.backends import BackendContext
 from xinfer.backends.torch import EagerConfig
 from xinfer.backends.torch.runner import TorchRunner
-from xinfer.config import default_model
+from xinfer.composing import default_model
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
 from xinfer.models.sources import resolve

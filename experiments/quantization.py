@@ -37,7 +37,7 @@ from torch import Tensor
 
 from xinfer import Limits, hardware
 from xinfer.backends import BackendContext
-from xinfer.config import default_model
+from xinfer.composing import default_model
 from xinfer.engine.runner import ModelRunner
 from xinfer.models.model import Model
 from xinfer.models.quantize import Scheme, quantize

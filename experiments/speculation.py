@@ -12,7 +12,7 @@ import statistics
 from determinism_price import runner
 
 from xinfer import Engine, Limits, SamplingParams
-from xinfer.config import default_model
+from xinfer.composing import default_model
 from xinfer.engine.speculative import NgramProposer, Speculator
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model

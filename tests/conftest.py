@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from xinfer import plugins
 from xinfer.backends import Backend
-from xinfer.config import default_model
+from xinfer.composing import default_model
 from xinfer.engine.runner import ModelRunner
 from xinfer.hookspecs import hookimpl
 from xinfer.models.sources import resolve

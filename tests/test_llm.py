@@ -21,8 +21,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.singleton import Singleton
 
 import xinfer
-from xinfer import LLM, FinishReason, SamplingParams
-from xinfer import config as configs
+from xinfer import LLM, FinishReason, SamplingParams, composing
 from xinfer.config import Config
 from xinfer.engine.random import derive
 from xinfer.errors import ConfigError, EngineStoppedError, OverloadedError, PluginError, RequestError
@@ -122,7 +121,7 @@ def test_a_stop_string_that_is_a_special_token_ends_the_text(llm: LLM):
 
 def test_chat_gives_the_ids_that_the_command_line_gives(llm: LLM, tiny_llama: Path):
     plugins = load_plugins()
-    session = Session(configs.compose([f"model.reference='{tiny_llama}'"], plugins), plugins)
+    session = Session(composing.compose([f"model.reference='{tiny_llama}'"], plugins), plugins)
     ids, chat = session.encode(Prompt(MESSAGES[1]["content"], system=MESSAGES[0]["content"]))
     assert chat
     one, other = llm.chat([MESSAGES, MESSAGES[1:]], GREEDY)
@@ -436,12 +435,12 @@ def test_an_application_that_uses_hydra_itself_is_not_disturbed(fake, tmp_path: 
 
 
 def test_compose_gives_what_the_command_line_gives():
-    composed = configs.compose(["engine.max_num_seqs=7"], load_plugins())
+    composed = composing.compose(["engine.max_num_seqs=7"], load_plugins())
     assert isinstance(composed, Config)
     assert composed.engine.max_num_seqs == 7
-    assert (composed.task, composed.model.reference) == ("generate", configs.default_model())
+    assert (composed.task, composed.model.reference) == ("generate", composing.default_model())
     with pytest.raises(ConfigError, match=r"model.reference must be given"):
-        configs.compose(["model=custom"], load_plugins())
+        composing.compose(["model=custom"], load_plugins())
 
 
 # ---- the host program

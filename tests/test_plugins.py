@@ -12,7 +12,8 @@ from hydra import compose, initialize_config_dir
 
 from xinfer import hookspecs, plugins
 from xinfer.backends import Backend
-from xinfer.config import Config, ModelConfig, config_folder, register
+from xinfer.composing import config_folder, register
+from xinfer.config import Config, ModelConfig
 from xinfer.engine.engine import Engine
 from xinfer.engine.types import Limits, SamplingParams
 from xinfer.errors import PluginError, RequestError

@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from xinfer import config as configs
+from xinfer import composing
 from xinfer.errors import ConfigError, XinferError
 from xinfer.flags import CommandLine, flags_help, parse, quote
 from xinfer.logs import configure
@@ -90,7 +90,7 @@ def _say(message: str) -> None:
 def _run(argv: list[str]) -> int:
     line = parse(argv)
     plugins = load_plugins()
-    configs.register(plugins)
+    composing.register(plugins)
     OmegaConf.register_new_resolver("xinfer_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("xinfer_help", lambda: _help(plugins), replace=True)
     codes: list[int] = []
@@ -102,9 +102,9 @@ def _run(argv: list[str]) -> int:
     sys.argv = [sys.argv[0], *line.hydra, *line.overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        hydra.main(version_base="1.3", config_path=str(configs.config_folder()), config_name="config")(task)()
+        hydra.main(version_base="1.3", config_path=str(composing.config_folder()), config_name="config")(task)()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise configs.worded(error, line.overrides, plugins) from error
+        raise composing.worded(error, line.overrides, plugins) from error
     return max(codes, default=0)
 
 
@@ -114,7 +114,7 @@ def _job(config: DictConfig, line: CommandLine, plugins: Plugins) -> int:
     folder = Path(hydra_config.runtime.output_dir)
     if hydra_config.mode == RunMode.MULTIRUN:
         return _job_process(list(hydra_config.overrides.task), folder, line)
-    typed = configs.typed(config)
+    typed = composing.typed(config)
     if typed.json and typed.task != "inspect":
         raise ConfigError("json=true is of the task inspect: for the figures of a run give --json-stats")
     configure(typed.log.level, typed.log.json)
@@ -133,7 +133,7 @@ def _job(config: DictConfig, line: CommandLine, plugins: Plugins) -> int:
 def _help(plugins: Plugins) -> str:
     """Return the part of --help that is ours: usage, flags, groups with the choices of plugins among them."""
     groups: dict[str, set[str]] = {"backend": set(plugins.backends)}
-    for path in configs.config_folder().glob("*/*.yaml"):
+    for path in composing.config_folder().glob("*/*.yaml"):
         groups.setdefault(path.parent.name, set()).add(path.stem)
     groups |= {f"plugin/{group}": {name} for group, name, _ in plugins.configs}
     lines = [f"  {group}: {', '.join(sorted(choices))}" for group, choices in sorted(groups.items())]

@@ -6,46 +6,18 @@ Text (prompts, system messages, stop strings) is input, not configuration: see `
 __all__ = [
     "Config",
     "EngineConfig",
-    "ExportConfig",
     "LogConfig",
     "ModelConfig",
     "RecordConfig",
     "SamplingConfig",
-    "compose",
-    "config_folder",
-    "default_model",
     "keys",
-    "register",
-    "typed",
-    "worded",
 ]
 
-import re
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
 
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.plugins import Plugins as HydraPlugins
-from hydra.core.singleton import Singleton
-from hydra.core.utils import JobRuntime
-from hydra.errors import HydraException
-from hydra.version import VersionBase
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from xinfer.errors import ConfigError, UsageError, nearest
-
-if TYPE_CHECKING:
-    from xinfer.plugins import Plugins
-
-_one_at_a_time = threading.Lock()  # Hydra has one state for the whole process
+from omegaconf import MISSING
 
 
 @dataclass
@@ -209,38 +181,6 @@ class Config:
     plugin: dict[str, Any] = field(default_factory=dict)
 
 
-def register(plugins: "Plugins") -> None:
-    """Tell Hydra the schemas, those of plugins among them, so that unknown keys and wrong types are refused.
-
-    A built-in backend's values come from conf/backend/NAME.yaml, which names its schema; a plugin's from its dataclass.
-    """
-    store = ConfigStore.instance()
-    store.store(group="schema", name="config", node=Config)
-    built_in = {name for name in plugins.backends if (config_folder() / "backend" / f"{name}.yaml").is_file()}
-    for name, backend in plugins.backends.items():
-        node = _named(name, backend.config)
-        store.store(group="schema/backend" if name in built_in else "backend", name=name, node=node)
-    for group, name, node in plugins.configs:
-        store.store(group=f"plugin/{group}", name=name, node=node)
-
-
-def _named(name: str, config: type) -> type:
-    """Return a backend's config class with the backend's own name in it, so that a resolved config tells it."""
-    return make_dataclass(config.__name__, [("name", str, field(default=name))], bases=(config,))
-
-
-def config_folder() -> Path:
-    """Return conf/: inside the package where it was installed from a wheel, beside it in a checkout."""
-    package = Path(__file__).resolve().parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
-
-
-def default_model() -> str:
-    """Return the reference of the model that is taken where none is named."""
-    return str(OmegaConf.load(config_folder() / "model" / "smollm2.yaml").reference)
-
-
 def keys(node: Any = Config, prefix: str = "") -> Iterator[str]:
     """Yield every dotted key of a config class, for suggesting the one that was meant."""
     for part in fields(node):
@@ -248,72 +188,3 @@ def keys(node: Any = Config, prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{part.name}"
         if nested is not None and is_dataclass(nested):
             yield from keys(nested, f"{prefix}{part.name}.")
-
-
-def compose(overrides: Sequence[str], plugins: "Plugins") -> Config:
-    """Return the configuration for these overrides, as the command line would; what it refuses is a `UsageError`.
-
-    For programs, which may use Hydra themselves: nothing of its state is different afterwards. Only another thread that
-    uses Hydra at the same time would notice.
-    """
-    try:
-        with _hydra_of_our_own():
-            register(plugins)
-            with hydra.initialize_config_dir(str(config_folder()), job_name="xinfer", version_base="1.3"):
-                return typed(hydra.compose("config", overrides=list(overrides)))
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise worded(error, overrides, plugins) from error
-
-
-@contextmanager
-def _hydra_of_our_own() -> Iterator[None]:
-    """Put Hydra's state aside: what the program that we are in has composed, registered and chosen."""
-    HydraPlugins.instance()  # found and registered once, for everybody
-    with _one_at_a_time:
-        theirs = Singleton._instances
-        store = copy(ConfigStore.instance())
-        store.repo = _branches(store.repo)
-        kept = {kind: it for kind, it in theirs.items() if kind not in (GlobalHydra, JobRuntime, VersionBase)}
-        Singleton._instances = {**kept, ConfigStore: store}  # type: ignore[dict-item]  # Hydra's annotation is wrong
-        try:
-            yield
-        finally:
-            Singleton._instances = theirs
-
-
-def _branches(repository: dict[str, Any]) -> dict[str, Any]:
-    """Copy a tree of dicts, not its leaves."""
-    return {name: _branches(node) if isinstance(node, dict) else node for name, node in repository.items()}
-
-
-def typed(config: DictConfig) -> Config:
-    """Return a composed configuration as an object; what must be given and is not is a `ConfigError`."""
-    if missing := OmegaConf.missing_keys(config):
-        raise ConfigError(f"{', '.join(sorted(missing))} must be given, as key=value")
-    found: Any = OmegaConf.to_object(config)
-    return found  # type: ignore[no-any-return]
-
-
-def worded(error: Exception, overrides: Sequence[str], plugins: "Plugins") -> UsageError:
-    """Say in one line what Hydra says in several, with the nearest name that would have been right."""
-    text, cause = str(error), str(error.__cause__ or "").partition("\n")[0]
-    if match := re.search(r"Could not override '([^']+)'", text):
-        key = match[1]
-        known = [*keys(), *(f"backend.{k}" for b in plugins.backends.values() for k in vars(b.config()))]
-        return ConfigError(f"unknown key {key!r}{nearest(key, known)}: --help lists the keys")
-    if match := re.search(r"Error merging override (\S+)", text):
-        return ConfigError(f"{match[1]}: {cause or 'this value is not accepted'}")
-    if match := re.search(r"Could not find '([^'/]+)/([^']+)'\n\nAvailable options in '[^']*':\n((?:\t.*\n)*)", text):
-        group, name, choices = match[1], match[2], match[3].split()
-        if group == "backend" and name in plugins.failed:
-            plugins.backend(name)
-        return ConfigError(f"{group}={name} is unknown{nearest(name, choices)} (there are: {', '.join(choices)})")
-    if "Ambiguous value for argument" in text:
-        return ConfigError(f"{text.splitlines()[0]}: quote it, make it a list with [], or add -m to run all of them")
-    if type(error).__name__ == "OverrideParseException":
-        words = [word for word in overrides if word.count("=") != 1] or overrides
-        return ConfigError(
-            f"can't read {' or '.join(words)} ({text.splitlines()[0]}): put the value in quotes twice, as in "
-            "\"key='a=b,c'\", or use --key value"
-        )
-    return ConfigError(text.replace("\n", " ") + (f" ({cause})" if cause and cause not in text else ""))

@@ -17,7 +17,7 @@ from xinfer import LLM
 from xinfer.backends import BackendContext
 from xinfer.backends.torch import EagerConfig
 from xinfer.backends.torch.runner import TorchRunner
-from xinfer.config import compose
+from xinfer.composing import compose
 from xinfer.engine.batch import make_batch
 from xinfer.engine.types import Limits, Request, SamplingParams
 from xinfer.engine.types import Sequence as Tokens

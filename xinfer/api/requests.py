@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from xinfer import inputs
 from xinfer.api.thread import Event, Job
-from xinfer.config import compose
+from xinfer.composing import compose
 from xinfer.engine.engine import Engine
 from xinfer.engine.outputs import RequestOutput, TokenOutput
 from xinfer.engine.params import SamplingParams
