@@ -76,11 +76,11 @@ def _write(folder: Path, spec: DecoderSpec, form: Form) -> None:
         graph = hashlib.sha256((temporary / "model.onnx").read_bytes()).hexdigest()
         weights = {name: asdict(recipe) for name, recipe in recipes.items()}
         (temporary / "recipes.json").write_text(json.dumps({"graph": graph, "weights": weights}))
-        shutil.rmtree(folder, ignore_errors=True)
         try:
             temporary.rename(folder)
-        except OSError:
-            if _read(folder) is None:  # else another process was as fast
-                raise
+        except OSError:  # there is one, of another process that was faster, or damaged
+            if _read(folder) is None:
+                shutil.rmtree(folder)
+                temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
