@@ -14,6 +14,7 @@ from xinfer.api.thread import EngineThread, Event, Job
 from xinfer.config import Config
 from xinfer.engine.outputs import RequestOutput, TokenOutput
 from xinfer.engine.params import SamplingParams
+from xinfer.engine.runner import RunnerInfo
 from xinfer.errors import RequestError
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -38,6 +39,7 @@ class LLM:
     Attributes:
         config: the configuration as composed.
         seed: the run's, given or drawn.
+        info: what the backend's runner reports of itself.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class LLM:
         self.seed = self._service.seed
         engine = self._service.engine()  # on this thread, so that Ctrl-C ends reading weights
         self._thread = EngineThread(lambda: engine, self._service.session.close)
+        self.info: RunnerInfo = engine.runner.info
         self._finalizer = weakref.finalize(self, self._thread.close)
 
     @property

@@ -3,12 +3,13 @@
 __all__ = ["AttentionSpec", "DecoderSpec", "ExpertsSpec", "LatentSpec", "LayerSpec", "MlpSpec", "NormSpec", "RopeSpec"]
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from xinfer.models.layers import AttentionSpec, ExpertsSpec, LatentSpec, LayerSpec, MlpSpec, NormSpec
 from xinfer.models.rope import RopeSpec
-from xinfer.models.shapes import expert_shapes, layer_shapes, norm_shapes
+from xinfer.models.shapes import layer_shapes, norm_shapes
 
 
 @dataclass(frozen=True)
@@ -95,17 +96,23 @@ class DecoderSpec:
 
     @property
     def step_read_parameters(self) -> int:
-        """Weights that a decode step of one sequence reads.
+        """Weights that a decode step of one sequence reads; see `step_read`."""
+        return self.step_read(lambda _, shape: math.prod(shape))
+
+    def step_read(self, size: Callable[[str, tuple[int, ...]], int]) -> int:
+        """Return how much of the weights a decode step of one sequence reads, where `size` tells a tensor's.
 
         That is all, but of experts those chosen, and of tables of which it needs one row nothing.
         """
-        rows = (0 if self.tied else self.vocab_size) + self.learned_positions
-        idle = 0
-        for layer in self.layers:
-            if (experts := layer.mlp.experts) is not None:
-                each = sum(math.prod(shape) for _, shape in expert_shapes(layer.mlp, self.hidden_size))
-                idle += (experts.count - experts.chosen) * each
-        return self.parameters - rows * self.hidden_size - idle
+        total = 0
+        for name, shape in self.tensors.items():
+            if name == "positions.weight" or (name == "embed.weight" and not self.tied):
+                continue
+            part, of = 1, 1
+            if ".mlp.experts." in name and (experts := self.layers[int(name.split(".")[1])].mlp.experts) is not None:
+                part, of = experts.chosen, experts.count
+            total += size(name, shape) * part // of
+        return total
 
     @property
     def kv_token_elements(self) -> int:

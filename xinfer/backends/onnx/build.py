@@ -3,8 +3,10 @@
 __all__ = ["Built", "build"]
 
 import logging
+import math
 import os
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import onnxruntime as ort
@@ -24,6 +26,7 @@ from xinfer.engine.runner import RunnerInfo
 from xinfer.engine.types import Limits
 from xinfer.errors import ConfigError, DeviceError
 from xinfer.hardware import gibibytes
+from xinfer.models.quantize import Scheme
 from xinfer.models.reader import give_back
 from xinfer.process_memory import use_huge_pages
 
@@ -83,11 +86,17 @@ def build(context: BackendContext, providers: Providers) -> Built:
             dtype=form.dtype,
             resident_weight_bytes=resident,
             kv_cache_bytes=tokens * token_bytes,
-            step_read_bytes=spec.step_read_parameters * 4,
+            step_read_bytes=spec.step_read(partial(_stored_bytes, form.scheme)),
             kv_token_bytes=token_bytes,
             capabilities=frozenset({"copy", "free"}),
         ),
     )
+
+
+def _stored_bytes(scheme: Scheme | None, name: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a tensor, rounded by the scheme if it is one of those."""
+    own = None if scheme is None else scheme.of(name, shape)
+    return 4 * math.prod(shape) if own is None else own.nbytes(shape)
 
 
 def cores() -> int:
