@@ -1,17 +1,17 @@
-"""How fast is each backend and precision, beside other engines, on the same weights and machine?
+r"""How fast is each backend and precision, beside other engines, on the same weights and machine?
 
-    python experiments/speed.py "backend=onnx model.quantization=int4" "backend=onnx" \\
+    python experiments/speed.py "backend=onnx model.quantization=int4" "backend=onnx" \
         --peer llama:Q4_0 "PATH/run llama:Q4_0" --rounds 3
 
-Each argument is a line of overrides, as for `python -m xinfer`. A peer is a name and a command that does the same work and
-prints one JSON object with `prefill_tok_s`, `decode_tok_s` and `batch_tok_s`. All are processes of their own and take
-turns, round after round, so that a busy machine disturbs all alike; a round's figure is the best of three, quoted is the
-median of the rounds, and ratios are medians of the rounds' own.
+Each argument is a line of overrides, as for `python -m xinfer`. A peer is a name and a command that does the same work
+and prints one JSON object with `prefill_tok_s`, `decode_tok_s` and `batch_tok_s`. All are processes of their own and
+take turns, round after round, so that a busy machine disturbs all alike; a round's figure is the best of three, quoted
+is the median of the rounds, and ratios are medians of the rounds' own.
 
 The work: `prefill`, one prompt of 512 tokens until its first token; `decode`, 128 further tokens after a prompt of 32;
 `batch`, 32 requests of 64 + 64 tokens at once, prefill included. Token ids are random, tokens the likeliest,
 end-of-sequence ignored; sampling, text and everything else that `LLM` does is part of it. `share` is what part of the
-memory bandwidth that this machine was once measured to have (`python -m xinfer device`) a decoded token uses for weights.
+memory bandwidth that this machine was once measured to have (`python -m xinfer device`) decoding uses for weights.
 """
 
 import argparse
@@ -87,21 +87,27 @@ def main() -> None:
         commands[line] = lambda line=line: run([sys.executable, __file__, line, "--one"])
     for name, command in options.peer:
         commands[name] = lambda command=command: run(shlex.split(command))
-    rounds = [{name: command() for name, command in commands.items()} for _ in range(options.rounds)]
+    rounds: list[dict[str, dict[str, float]]] = []
+    for _ in range(options.rounds):
+        rounds.append({})
+        for name, command in commands.items():
+            rounds[-1][name] = command()
+            print(name, rounds[-1][name], file=sys.stderr, flush=True)
     report(rounds, list(commands), [name for name, _ in options.peer])
 
 
 def report(rounds: list[dict[str, dict[str, float]]], names: list[str], peers: list[str]) -> None:
     """Print medians, and each configuration's ratios to each peer."""
+    import onnxruntime
     import torch
 
     from xinfer import hardware
     from xinfer.models.cache import cache_folder
 
-    machine, versions = hardware.describe(), hardware.versions()
+    machine = hardware.describe()
     speed = hardware.speed(torch.device("cpu"), cache=cache_folder())
     print(
-        f"{machine.cpu}, {machine.threads} threads, onnxruntime {versions['onnxruntime']}, torch {versions['torch']}, "
+        f"{machine.cpu}, {machine.threads} threads, onnxruntime {onnxruntime.__version__}, torch {torch.__version__}, "
         f"{date.today()}, {len(rounds)} rounds; memory is read at {speed.read_bytes_s / 1e9:.0f} GB/s\n"
     )
     head = ["", "prefill tok/s", "decode tok/s", "share", "batch tok/s", "load s"]
