@@ -95,7 +95,7 @@ class Scheme:
 
 
 _DEFAULTS: dict[str, dict[str, object]] = {
-    "int8": {"bits": 8, "block": 32, "symmetric": True, "method": "rtn"},
+    "int8": {"bits": 8, "block": 64, "symmetric": True, "method": "rtn"},
     "int4": {"bits": 4, "block": 32, "symmetric": False, "method": "hqq"},
 }
 
