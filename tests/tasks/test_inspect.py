@@ -436,3 +436,13 @@ def test_other_errors_are_one_line_with_the_exit_code_of_their_kind(inspect, tin
         found, out, err = inspect(*words)
         assert (found, out, err.count("\n")) == (code, "", 1), (words, err)
         assert message in err
+
+
+def test_rounded_weights_are_told_of_and_who_can_not_compute_with_them(inspect, tmp_path: Path):
+    folder = write_folder(tmp_path / "model", tiny_config("llama"), seed=0)
+    status, out, _ = inspect(str(folder), "model.quantization=int8", "backend=onnx", "json=true")
+    page = json.loads(out)
+    assert status == 0
+    assert any("model.quantization=int8 holds its matrices in" in note for note in page["notes"])
+    assert page["backends"]["onnx"]["runs"]
+    assert "computes with the weights as they are" in page["backends"]["eager"]["reason"]

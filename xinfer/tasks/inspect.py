@@ -17,6 +17,7 @@ No weight is read and no backend loaded. With `--json` one object is printed, wi
 __all__ = ["describe", "run"]
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -25,9 +26,11 @@ import torch
 from xinfer import hardware
 from xinfer.config import Config
 from xinfer.devices import choose_device, choose_dtype
+from xinfer.hardware import gibibytes
 from xinfer.models.cache import cache_folder
 from xinfer.models.model import Model
 from xinfer.models.parts import Part, parts
+from xinfer.models.quantize import Scheme
 from xinfer.models.sources import resolve
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.summary import layer_kinds, outline
@@ -92,7 +95,7 @@ def describe(config: Config, plugins: Plugins) -> dict[str, Any]:
         "memory": asdict(needs) | {"total_bytes": needs.total_bytes, "fits": needs.total_bytes <= needs.free_bytes},
         "floors": _floors(spec, made_of, dtype, device, needs.max_num_seqs, needs.max_model_len),
         "backends": _backends(config, plugins, spec),
-        "notes": _notes(model),
+        "notes": _notes(model, config),
     }
 
 
@@ -131,6 +134,8 @@ def _backends(config: Config, plugins: Plugins, spec: DecoderSpec) -> dict[str, 
         try:
             own = config.backend if name == config.backend.name else backend.config()
             reason = backend.refusal(spec, own)
+            if reason is None and config.model.quantization is not None and not backend.quantizes:
+                reason = f"model.quantization={config.model.quantization}: it computes with the weights as they are"
         except Exception as error:  # whatever a stranger's code raises
             reason = f"it could not tell ({type(error).__name__}: {error})"
         found[name] = {"runs": reason is None, "reason": reason, "summary": backend.summary}
@@ -139,9 +144,22 @@ def _backends(config: Config, plugins: Plugins, spec: DecoderSpec) -> dict[str, 
     return found
 
 
-def _notes(model: Model) -> list[str]:
+def _rounded(model: Model, scheme: Scheme) -> Iterator[tuple[Scheme, tuple[int, ...]]]:
+    """Yield how each matrix that is rounded is, and its shape."""
+    for name, shape in model.spec.tensors.items():
+        if (own := scheme.of(name, shape)) is not None:
+            yield own, shape
+
+
+def _notes(model: Model, config: Config) -> list[str]:
     """Return what a user should know: the model's own notes, as far as headers tell them."""
     notes = model.header_notes[:]
+    if model.quantization is not None:
+        rounded = sum(own.nbytes(shape) for own, shape in _rounded(model, model.quantization))
+        notes.append(
+            f"model.quantization={config.model.quantization} holds its matrices in {gibibytes(rounded)}; sizes and "
+            "times here are of the precision that is computed in"
+        )
     if not model.has_weights:
         notes.append("no weights (*.safetensors) are here: it is described by its config.json alone, and can't be run")
     elif model.weights.spare_head is not None:
