@@ -5,6 +5,7 @@ __all__ = ["Built", "build"]
 import logging
 import os
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import onnxruntime as ort
@@ -61,13 +62,13 @@ def build(context: BackendContext, providers: Providers) -> Built:
     )
     started = perf_counter()
     path, recipes = graph_for(spec, form)
-    threads = context.config.threads or cores()
+    opened = partial(open_session, providers=providers, threads=context.config.threads or cores())
     weights = dict(made(context.model, {name: each for name, each in recipes.items() if not is_scale(each)}, form))
     if kv_dtype == "int8":
-        weights |= kv_scales(context.model, form, recipes, lambda it: open_session(it, weights, providers, threads))
+        weights |= kv_scales(context.model, form, recipes, weights, opened)
     resident = sum(each.numel() * each.element_size() for each in weights.values())
     read = perf_counter()
-    session = open_session(path, weights, providers, threads)
+    session = opened(path, weights)
     del weights
     give_back()
     if context.config.huge_pages:

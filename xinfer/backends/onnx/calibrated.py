@@ -38,22 +38,27 @@ def is_scale(recipe: Recipe) -> bool:
 
 
 def kv_scales(
-    model: Model, form: Form, recipes: Mapping[str, Recipe], open_graph: Callable[[Path], ort.InferenceSession]
+    model: Model,
+    form: Form,
+    recipes: Mapping[str, Recipe],
+    weights: Mapping[str, Tensor],
+    open_graph: Callable[[Path, Mapping[str, Tensor]], ort.InferenceSession],
 ) -> dict[str, Tensor]:
     """Return the scales that a graph wants, float32 [G * width] by name, from the cache folder if they are there.
 
     Args:
-        model: the model, whose weights the graph has.
+        model: whose weights the graph has.
         form: of the graph, whose cache is int8.
         recipes: of the graph's weights.
-        open_graph: opens a graph with the same weights, but for scales.
+        weights: the graph's, all but scales.
+        open_graph: opens a graph with weights.
     """
     wanted = {name: recipe for name, recipe in recipes.items() if is_scale(recipe)}
     size = min(_WINDOW, form.max_len)
 
     def measured() -> dict[str, Tensor]:
         path, _ = graph_for(model.spec, replace(form, kv_dtype=form.dtype))
-        largest = _largest(open_graph(path), model, size)
+        largest = _largest(open_graph(path, weights), model, size)
         found = {
             name: largest[f"present.{recipe.layer}.{recipe.form.split()[1]}"].ravel() for name, recipe in wanted.items()
         }
@@ -61,7 +66,9 @@ def kv_scales(
 
     if model.load_format == "dummy":
         return measured()
-    turns = any(layer.attention.rope is not None and layer.attention.rope.depends_on_length for layer in model.spec.layers)
+    turns = any(
+        layer.attention.rope is not None and layer.attention.rope.depends_on_length for layer in model.spec.layers
+    )
     graph = graph_key(model.spec, form if turns else replace(form, max_len=size))
     return kept(checkpoint_key(model, graph), wanted, measured)
 
@@ -89,21 +96,27 @@ def _largest(session: ort.InferenceSession, model: Model, size: int) -> dict[str
         }
         caches = session.run(names, empty | {name: each for name, each in feeds.items() if name in inputs})
         for index, layer in enumerate(model.spec.layers):
-            caches[2 * index] = _turned(caches[2 * index], layer.attention.rope)
+            caches[2 * index] = _turned(caches[2 * index], layer.attention.rope, model.spec.max_model_len)
         for name, cache in zip(names, caches, strict=True):
             found = np.abs(cache[0]).max(1)
             largest[name] = np.maximum(largest.get(name, found), found)
     return largest
 
 
-def _turned(keys: NDArray[np.float32], rope: RopeSpec | None) -> NDArray[np.float32]:
-    """Return keys [1, G, T, width] as large as they are at any position: of channels turned together, their length."""
+def _turned(keys: NDArray[np.float32], rope: RopeSpec | None, longest: int) -> NDArray[np.float32]:
+    """Return keys [1, G, T, width] as large as they get at any position of contexts up to the longest.
+
+    Of two channels that are turned together each may come to be as long as both. Slow ones don't turn that far.
+    """
     if rope is None:
         return keys
     pairs = np.arange(rope.dim).reshape((-1, 2) if rope.interleaved else (2, -1))
     first, second = pairs.T if rope.interleaved else pairs
-    keys = keys.copy()
-    keys[..., first] = keys[..., second] = np.hypot(keys[..., first], keys[..., second])
+    reach = rope.inverse_frequencies(longest) * longest
+    x, y = np.abs(keys[..., first]), np.abs(keys[..., second])
+    length, keys = np.hypot(x, y), keys.copy()
+    keys[..., first] = length * np.cos(np.maximum(np.arctan2(y, x) - reach, 0))
+    keys[..., second] = length * np.cos(np.maximum(np.arctan2(x, y) - reach, 0))
     return keys
 
 

@@ -14,6 +14,7 @@ from xinfer.models.model import Model
 from xinfer.models.quantize import Packed, Scheme, pack_codes, pack_zeros, quantize
 from xinfer.models.reader import Reader
 
+
 class Rounder:
     """Rounds matrices when a part of them is asked for, and remembers the last: its other parts come next.
 
