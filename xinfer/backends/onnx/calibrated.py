@@ -27,7 +27,7 @@ from xinfer.models.model import Model
 from xinfer.models.quantize.text import sample_text
 from xinfer.models.spec import RopeSpec
 
-_WINDOW, _WINDOWS = 512, 3
+_WINDOW, _WINDOWS = 256, 6
 _MARGIN = 1.1  # by how much other texts may be beyond this one
 _PARTS = ("key", "value")
 
