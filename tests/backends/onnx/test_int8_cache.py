@@ -1,9 +1,10 @@
 """`backend.kv_dtype=int8`: the cache is a quarter, and a model computes nearly what it does with a cache in float32.
 
-How near is a matter of rounding: the operator itself is held to exactly what the numbers in its cache stand for, and
-whole models to a bound for noise. With scales from the text that they compute, of 127 steps, keys and values are off by
-at most 1/254 of a channel's largest; through two or three layers of random weights, logits of a standard deviation of
-about 1.5 then differ by 0.02 to 0.06 on average, and by 0.1 to 0.3 where a window or a cap is forgotten.
+The operator itself is held to exactly what the codes in its cache stand for, with windows, sinks and caps. Whole models
+are held to a bound for noise. With scales from the text that they compute, keys and values are off by about half a
+127th of a channel's largest at most; over all shapes a token's logits are then off by 0.001 to 0.026 of their standard
+deviation (the median of tokens), by up to 0.06 where experts are chosen, since another expert may be. A window that is
+forgotten makes 0.3 to 0.9 of it in most shapes that have one.
 """
 
 from dataclasses import replace
@@ -177,7 +178,9 @@ def test_logits_are_nearly_those_with_a_cache_in_float32(family: str, name: str,
     familiar([prompt])
     chunks = cut(44, np.random.default_rng(1))
     ours, exact = (stepped(runner_of(model_of(case.folder), kind), prompt, chunks, 20) for kind in ("int8", None))
-    assert 0 < (ours - exact).abs().mean() <= 0.05 * exact.std()
+    chooses = any(layer.mlp.experts is not None for layer in model_of(case.folder).spec.layers)
+    off = (ours - exact).abs().mean(-1).median() / exact.std()
+    assert 0 < off <= (0.08 if chooses else 0.03)
 
 
 @pytest.mark.parametrize(("family", "name"), [("mistral", "window"), ("gemma2", "usual"), ("gpt_oss", "usual")])
