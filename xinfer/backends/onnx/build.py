@@ -16,6 +16,7 @@ import torch
 from xinfer.backends import BackendContext
 from xinfer.backends.onnx.attention import head_width
 from xinfer.backends.onnx.cached import graph_for
+from xinfer.backends.onnx.calibrated import is_scale, kv_scales
 from xinfer.backends.onnx.form import Form
 from xinfer.backends.onnx.providers import Providers
 from xinfer.backends.onnx.rows import Rows
@@ -54,13 +55,22 @@ def build(context: BackendContext, providers: Providers) -> Built:
             "fewer bytes take model.quantization=int8 or int4"
         )
     scheme = context.model.quantization
-    form = Form(spec.context_len(limits.max_model_len), scheme=scheme, accuracy_level=context.config.accuracy_level)
+    kv_dtype = context.config.kv_dtype or "float32"
+    form = Form(
+        spec.context_len(limits.max_model_len),
+        scheme=scheme,
+        accuracy_level=context.config.accuracy_level,
+        kv_dtype=kv_dtype,
+    )
     started = perf_counter()
     path, recipes = graph_for(spec, form)
-    weights = dict(made(context.model, recipes, form))
+    opened = partial(open_session, providers=providers, threads=context.config.threads or cores())
+    weights = dict(made(context.model, {name: each for name, each in recipes.items() if not is_scale(each)}, form))
+    if kv_dtype == "int8":
+        weights |= kv_scales(context.model, form, recipes, weights, opened)
     resident = sum(each.numel() * each.element_size() for each in weights.values())
     read = perf_counter()
-    session = open_session(path, weights, providers, context.config.threads or cores())
+    session = opened(path, weights)
     del weights
     give_back()
     if context.config.huge_pages:
@@ -68,10 +78,11 @@ def build(context: BackendContext, providers: Providers) -> Built:
     log.info(
         "session ready", extra={"weights_s": read - started, "session_s": perf_counter() - read, "bytes": resident}
     )
+    dtype: torch.dtype = getattr(torch, kv_dtype)
     heads = [(layer.attention.kv_heads, head_width(layer.attention)) for layer in spec.layers for _ in range(2)]
-    token_bytes = sum(groups * width for groups, width in heads) * 4
+    token_bytes = sum(groups * width for groups, width in heads) * dtype.itemsize
     tokens = cache_tokens(limits, form.max_len, token_bytes)
-    rows = Rows(heads, _SPARE * limits.max_num_seqs, form.max_len, torch.float32)
+    rows = Rows(heads, _SPARE * limits.max_num_seqs, form.max_len, dtype)
     return Built(
         session,
         rows,
@@ -88,6 +99,7 @@ def build(context: BackendContext, providers: Providers) -> Built:
             kv_cache_bytes=tokens * token_bytes,
             step_read_bytes=spec.step_read(partial(_stored_bytes, form.scheme)),
             kv_token_bytes=token_bytes,
+            notes=() if dtype == torch.float32 else (f"the KV cache is {kv_dtype}",),
             capabilities=frozenset({"copy", "free"}),
         ),
     )

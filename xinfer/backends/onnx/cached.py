@@ -1,6 +1,6 @@
 """Graphs that were written before, in the cache folder under a hash of all that they depend on."""
 
-__all__ = ["graph_for"]
+__all__ = ["graph_for", "graph_key"]
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 def graph_for(spec: DecoderSpec, form: Form) -> tuple[Path, dict[str, Recipe]]:
     """Return a graph's file, and how each of its weights is made; written now if it was not before, or was damaged."""
-    folder = cache_folder() / "onnx" / _key(spec, form)
+    folder = cache_folder() / "onnx" / graph_key(spec, form)
     found = _read(folder)
     if found is None:
         started = perf_counter()
@@ -35,7 +35,7 @@ def graph_for(spec: DecoderSpec, form: Form) -> tuple[Path, dict[str, Recipe]]:
     return folder / "model.onnx", found
 
 
-def _key(spec: DecoderSpec, form: Form) -> str:
+def graph_key(spec: DecoderSpec, form: Form) -> str:
     """Return a hash of the model, what the graph is for, the runtime, and the code that writes it."""
     code = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):

@@ -2,29 +2,17 @@
 
 __all__ = ["Rounder", "is_quantized", "quantized_weights"]
 
-import hashlib
-import logging
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from time import perf_counter
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-import xinfer.models.quantize
+from xinfer.backends.onnx.kept import checkpoint_key, kept
 from xinfer.backends.onnx.recipe import Recipe
-from xinfer.errors import ModelError
-from xinfer.models.cache import cache_folder
 from xinfer.models.model import Model
 from xinfer.models.quantize import Packed, Scheme, pack_codes, pack_zeros, quantize
 from xinfer.models.reader import Reader
-from xinfer.models.safetensors_reader import read_safetensors
-
-log = logging.getLogger(__name__)
 
 
 class Rounder:
@@ -89,14 +77,7 @@ def quantized_weights(model: Model, scheme: Scheme, recipes: Mapping[str, Recipe
     wanted = {_place(recipe): recipe for recipe in recipes.values() if is_quantized(recipe)}
     if model.load_format == "dummy":
         return _by_name(_rounded(model, scheme, wanted), recipes)
-    file = cache_folder() / "onnx" / "weights" / f"{_key(model, scheme)}.safetensors"
-    found = _read(file, wanted)
-    if found is None:
-        started = perf_counter()
-        _write(file, _rounded(model, scheme, wanted))
-        found = _read(file, wanted)
-        assert found is not None
-        log.info("weights quantized", extra={"seconds": perf_counter() - started, "file": str(file)})
+    found = kept(checkpoint_key(model, scheme), wanted, lambda: _rounded(model, scheme, wanted))
     return _by_name(found, recipes)
 
 
@@ -120,34 +101,3 @@ def _rounded(model: Model, scheme: Scheme, wanted: Mapping[str, Recipe]) -> dict
     with torch.inference_mode(), Reader(model.weights, torch.device("cpu"), torch.float32, list(sources)) as reader:
         rounder = Rounder(reader.load, scheme)
         return {name: rounder.part(recipe) for name, recipe in wanted.items()}
-
-
-def _key(model: Model, scheme: Scheme) -> str:
-    """Return a hash of the checkpoint's files, what is merged into them, the scheme, and the code that rounds."""
-    code = hashlib.sha256()
-    for source in sorted(Path(xinfer.models.quantize.__file__).parent.glob("*.py")):
-        code.update(source.read_bytes())
-    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in model.weights.files]
-    adapter = None if model.adapter is None else model.adapter.scale
-    return hashlib.sha256(repr((files, adapter, scheme, code.hexdigest())).encode()).hexdigest()[:32]
-
-
-def _read(file: Path, wanted: Mapping[str, Recipe]) -> dict[str, Tensor] | None:
-    """Return the tensors of a file that holds all that are wanted."""
-    try:
-        tensors = read_safetensors([file])
-    except ModelError:
-        return None
-    return {name: tensors.load(name) for name in wanted} if wanted.keys() <= tensors.shapes.keys() else None
-
-
-def _write(file: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write beside the file, which then takes its place at once."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=file.parent)
-    os.close(handle)
-    try:
-        save_file({name: each.contiguous() for name, each in weights.items()}, temporary)
-        os.replace(temporary, file)
-    finally:
-        Path(temporary).unlink(missing_ok=True)

@@ -1,0 +1,66 @@
+"""Tensors that take long to make, kept in the cache folder under a hash of what they are made from."""
+
+__all__ = ["checkpoint_key", "kept"]
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from time import perf_counter
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+import xinfer.models.quantize
+from xinfer.errors import ModelError
+from xinfer.models.cache import cache_folder
+from xinfer.models.model import Model
+from xinfer.models.safetensors_reader import read_safetensors
+
+log = logging.getLogger(__name__)
+
+
+def kept(key: str, wanted: Collection[str], make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return tensors by name, mapped from the file of this key; made now if they are not there."""
+    file = cache_folder() / "onnx" / "weights" / f"{key}.safetensors"
+    found = _read(file, wanted)
+    if found is None:
+        started = perf_counter()
+        _write(file, make())
+        found = _read(file, wanted)
+        assert found is not None
+        log.info("tensors made", extra={"seconds": perf_counter() - started, "file": str(file)})
+    return found
+
+
+def checkpoint_key(model: Model, *more: object) -> str:
+    """Return a hash of the checkpoint's files, what is merged into them, the code that rounds, and more."""
+    code = hashlib.sha256()
+    for source in sorted(Path(xinfer.models.quantize.__file__).parent.glob("*.py")):
+        code.update(source.read_bytes())
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in model.weights.files]
+    adapter = None if model.adapter is None else model.adapter.scale
+    return hashlib.sha256(repr((files, adapter, *more, code.hexdigest())).encode()).hexdigest()[:32]
+
+
+def _read(file: Path, wanted: Collection[str]) -> dict[str, Tensor] | None:
+    """Return the tensors of a file that holds all that are wanted."""
+    try:
+        tensors = read_safetensors([file])
+    except ModelError:
+        return None
+    return {name: tensors.load(name) for name in wanted} if set(wanted) <= tensors.shapes.keys() else None
+
+
+def _write(file: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write beside the file, which then takes its place at once."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=file.parent)
+    os.close(handle)
+    try:
+        save_file({name: each.contiguous() for name, each in weights.items()}, temporary)
+        os.replace(temporary, file)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
