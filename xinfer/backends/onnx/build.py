@@ -15,7 +15,8 @@ from xinfer.backends import BackendContext
 from xinfer.backends.onnx.attention import head_width
 from xinfer.backends.onnx.cached import graph_for
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.providers import Providers
+from xinfer.backends.onnx.operators import takes
+from xinfer.backends.onnx.providers import CPU, Providers
 from xinfer.backends.onnx.rows import Rows
 from xinfer.backends.onnx.session import open_session
 from xinfer.backends.onnx.weights import made
@@ -51,7 +52,13 @@ def build(context: BackendContext, providers: Providers) -> Built:
             "fewer bytes take model.quantization=int8 or int4"
         )
     scheme = context.model.quantization
-    form = Form(spec.context_len(limits.max_model_len), scheme=scheme, accuracy_level=context.config.accuracy_level)
+    ragged = takes("GroupQueryAttention", "query_seqlens") and all(name == CPU for name, _ in providers)
+    form = Form(
+        spec.context_len(limits.max_model_len),
+        scheme=scheme,
+        accuracy_level=context.config.accuracy_level,
+        ragged=ragged,
+    )
     started = perf_counter()
     path, recipes = graph_for(spec, form)
     weights = dict(made(context.model, recipes, form))
