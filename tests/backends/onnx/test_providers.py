@@ -36,7 +36,7 @@ def two_devices(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(providers, "has_gpu", lambda: True)
-    monkeypatch.setattr(providers, "_has_pages", lambda: True)
+    monkeypatch.setattr(providers, "takes", lambda *_: True)
     monkeypatch.setattr(providers, "_load_error", lambda number: None)
 
 
@@ -79,7 +79,7 @@ def shadowed(patch):
 
 
 def too_old(patch):
-    patch.setattr(providers, "_has_pages", lambda: False)
+    patch.setattr(providers, "takes", lambda *_: False)
 
 
 def library(patch):
@@ -155,6 +155,7 @@ def test_providers_that_make_no_sense_are_refused(config, what):
         choose(config)
 
 
+@pytest.mark.skipif(CUDA not in onnxruntime.get_available_providers(), reason="a build without CUDA is not asked")
 def test_the_runtime_is_asked_in_silence_whether_cuda_loads():
     """It names the library that is missing, if CUDA does not load, and leaves nothing on standard error."""
     code = "from xinfer.backends.onnx.providers import _load_error; print(_load_error(0))"

@@ -1,6 +1,7 @@
 """A step's rows of logits are the sequence's own: whatever its sizes, who shares it, and in which order they come."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,12 @@ import psutil
 import pytest
 import torch
 from cases import TOLERANCE, Case, difference, expected, model_of, onnx_runner
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
+from xinfer.backends.onnx.operators import takes
+from xinfer.backends.onnx.runner import _CALL, cuts
 from xinfer.engine.batch import make_batch
 from xinfer.engine.types import Limits
 from xinfer.engine.types import Sequence as Tokens
@@ -189,3 +194,33 @@ def test_free_and_close_give_memory_back(tmp_path: Path) -> None:
     assert full - resident() > 50e6
     runner.runner.close()
     assert resident() - start < 100e6
+
+
+# What shares a call
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=9).map(sorted))
+def test_calls_are_those_that_take_least(lengths: list[int]) -> None:
+    """Of all ways to cut a list that ascends none takes less than what is found."""
+    assert taken(lengths, cuts(np.array(lengths))) == min(
+        taken(lengths, [at + 1 for at in range(len(lengths) - 1) if ways >> at & 1])
+        for ways in range(1 << len(lengths) - 1)
+    )
+
+
+def taken(lengths: list[int], at: list[int]) -> int:
+    parts = pairwise([0, *at, len(lengths)])
+    return sum(_CALL + (end - start) * lengths[end - 1] for start, end in parts)
+
+
+def test_calls_hold_every_sequence_once_and_what_can_share_them(case: Case) -> None:
+    """Prompts at their beginning join; where the operator is told of lengths, whatever has room for the longest."""
+    for ragged in (False, takes("GroupQueryAttention", "query_seqlens")):
+        runner = case.ours(backend="onnx")
+        runner.runner._ragged = ragged
+        sequences = begun(runner, case, [8, 9, 15, 16, 31, 80, 79], [0, 0, 10, 10, 30, 79, 75])
+        counts = [8, 9, 5, 6, 1, 1, 4]
+        batch = make_batch(sequences, counts, counts, runner.runner.info.block_size)
+        groups = {tuple(sorted(group.tolist())) for group in runner.runner._groups(batch)}
+        wanted = {(0, 1), (2, 3, 4), (5,), (6,)} if ragged else {(0, 1), (2,), (3,), (4, 5), (6,)}
+        assert groups == wanted

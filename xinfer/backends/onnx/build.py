@@ -18,7 +18,8 @@ from xinfer.backends.onnx.attention import head_width
 from xinfer.backends.onnx.cached import graph_for
 from xinfer.backends.onnx.calibrated import is_scale, kv_scales
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.providers import Providers
+from xinfer.backends.onnx.operators import takes
+from xinfer.backends.onnx.providers import CPU, Providers
 from xinfer.backends.onnx.rows import Rows
 from xinfer.backends.onnx.session import open_session
 from xinfer.backends.onnx.weights import made
@@ -56,11 +57,13 @@ def build(context: BackendContext, providers: Providers) -> Built:
         )
     scheme = context.model.quantization
     kv_dtype = context.config.kv_dtype or "float32"
+    ragged = takes("GroupQueryAttention", "query_seqlens") and all(name == CPU for name, _ in providers)
     form = Form(
         spec.context_len(limits.max_model_len),
         scheme=scheme,
         accuracy_level=context.config.accuracy_level,
         kv_dtype=kv_dtype,
+        ragged=ragged,
     )
     started = perf_counter()
     path, recipes = graph_for(spec, form)

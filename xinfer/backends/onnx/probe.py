@@ -16,7 +16,7 @@ from xinfer.engine.types import Batch, Limits
 
 Forward = Callable[[Batch], Tensor]
 
-_LENGTHS = (70, 33, 45, 2, 19)  # of prompts that are tried; also those of a chunk's end are no multiples of anything
+_LENGTHS = (70, 33, 37, 2, 69)  # of prompts that are tried; also those of a chunk's end are no multiples of anything
 _CUTS = ((33,), (2,), (16, 32), (64,), (35, 68))  # where the first is cut
 _STEPS = 3  # generated tokens
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from xinfer.backends.onnx.operators import takes
 from xinfer.devices import choose_device
 from xinfer.errors import ConfigError, DeviceError
 from xinfer.hardware import onnxruntime_shadowed
@@ -103,7 +104,7 @@ def cuda_problem(dtype: str = "auto", device: str = "cuda") -> str | None:
         )
     if not torch.cuda.is_available():
         return "torch finds no CUDA device: see whether nvidia-smi lists one"
-    if not _has_pages():
+    if not takes("PagedAttention", "attention_metadata"):
         return f"onnxruntime {version} can't tell PagedAttention of lengths: install onnxruntime-gpu 1.31 or later"
     if (error := _load_error(choose_device(device).index or 0)) is not None:
         built = getattr(onnxruntime, "cuda_version", "") or "its version"
@@ -112,16 +113,6 @@ def cuda_problem(dtype: str = "auto", device: str = "cuda") -> str | None:
             f"torch for that CUDA (torch {torch.__version__} is for {torch.version.cuda})"
         )
     return None
-
-
-def _has_pages() -> bool:
-    """Whether the operator for caches in blocks has all inputs that we give it."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    for schema in state.get_all_operator_schema():
-        if schema.name == "PagedAttention" and schema.domain == "com.microsoft":
-            return any(each.name == "attention_metadata" for each in schema.inputs)
-    return False
 
 
 @cache
