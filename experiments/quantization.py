@@ -84,7 +84,7 @@ class Rounded(Weights):
         scheme = self._scheme.of(canonical, tuple(tensor.shape))
         if scheme is None:
             return tensor
-        packed = quantize(tensor.flatten(0, -2), scheme, canonical, self._importance.get(canonical))
+        packed = quantize(tensor.flatten(0, -2), scheme, canonical, None)
         return packed.dequantize().view(tensor.shape)
 
 

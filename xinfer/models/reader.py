@@ -6,7 +6,7 @@ import ctypes
 import math
 import os
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
@@ -38,7 +38,8 @@ class Reader:
     ) -> None:
         self._weights, self._device, self._dtype = weights, device, dtype
         self.spec = weights.spec
-        self._bytes = {name: math.prod(shape) * dtype.itemsize for name, shape in weights.spec.tensors.items()}
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in weights.spec.tensors.items()}
+        self._bytes = Counter(sizes)  # which has 0 of what is not the spec's
         self._most = max(_AHEAD, sum(self._bytes.values()) // 20)
         self._bytes["embed.weight"] = 0
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="weights")

@@ -158,8 +158,8 @@ def familiar(monkeypatch: pytest.MonkeyPatch):
     """Calibrate on given tokens instead of the package's text: random models are not at home in that."""
 
     def take(prompts: list[list[int]]) -> None:
-        windows = [np.array(prompt, np.int32) for prompt in prompts]
-        monkeypatch.setattr(calibrated, "_windows", lambda model, size: windows)
+        texts = [np.array(prompt, np.int32) for prompt in prompts]
+        monkeypatch.setattr(calibrated, "windows", lambda model, size, count: texts)
 
     return take
 

@@ -4,13 +4,11 @@ __all__ = ["Built", "build"]
 
 import logging
 import math
-import os
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
 import onnxruntime as ort
-import psutil
 import torch
 
 from xinfer.backends import BackendContext
@@ -21,7 +19,7 @@ from xinfer.backends.onnx.form import Form
 from xinfer.backends.onnx.operators import takes
 from xinfer.backends.onnx.providers import CPU, Providers
 from xinfer.backends.onnx.rows import Rows
-from xinfer.backends.onnx.session import open_session
+from xinfer.backends.onnx.session import cores, open_session
 from xinfer.backends.onnx.weights import made
 from xinfer.devices import cache_budget, choose_dtype
 from xinfer.engine.runner import RunnerInfo
@@ -67,8 +65,10 @@ def build(context: BackendContext, providers: Providers) -> Built:
     )
     started = perf_counter()
     path, recipes = graph_for(spec, form)
-    opened = partial(open_session, providers=providers, threads=context.config.threads or cores())
-    weights = dict(made(context.model, {name: each for name, each in recipes.items() if not is_scale(each)}, form))
+    threads = context.config.threads or cores()
+    opened = partial(open_session, providers=providers, threads=threads)
+    own = {name: each for name, each in recipes.items() if not is_scale(each)}
+    weights = dict(made(context.model, own, form, threads))
     if kv_dtype == "int8":
         weights |= kv_scales(context.model, form, recipes, weights, opened)
     resident = sum(each.numel() * each.element_size() for each in weights.values())
@@ -112,12 +112,6 @@ def _stored_bytes(scheme: Scheme | None, name: str, shape: tuple[int, ...]) -> i
     """Return the bytes of a tensor, rounded by the scheme if it is one of those."""
     own = None if scheme is None else scheme.of(name, shape)
     return 4 * math.prod(shape) if own is None else own.nbytes(shape)
-
-
-def cores() -> int:
-    """Return how many physical cores this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(allowed, psutil.cpu_count(logical=False) or allowed)
 
 
 def cache_tokens(limits: Limits, longest: int, token_bytes: int) -> int:

@@ -16,20 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from xinfer.backends.onnx.attention import head_width
 from xinfer.backends.onnx.cached import graph_for, graph_key
 from xinfer.backends.onnx.form import Form
 from xinfer.backends.onnx.kept import checkpoint_key, kept
 from xinfer.backends.onnx.recipe import Recipe
-from xinfer.errors import ModelError
-from xinfer.models.dummy import byte_tokenizer
+from xinfer.backends.onnx.texts import call, windows
 from xinfer.models.model import Model
-from xinfer.models.quantize.text import sample_text
 from xinfer.models.spec import RopeSpec
 
 _WINDOW, _WINDOWS = 256, 6
 _MARGIN = 1.1  # by how much other texts may be beyond this one
-_PARTS = ("key", "value")
 
 
 def is_scale(recipe: Recipe) -> bool:
@@ -76,25 +72,11 @@ def kv_scales(
 def _largest(session: ort.InferenceSession, model: Model, size: int) -> dict[str, NDArray[np.float32]]:
     """Return of each output of the cache, by name, the largest absolute values [G, width]."""
     inputs = {each.name for each in session.get_inputs()}
-    names = [f"present.{index}.{part}" for index in range(len(model.spec.layers)) for part in _PARTS]
-    empty = {
-        f"past_key_values.{index}.{part}": np.empty(
-            (1, layer.attention.kv_heads, 0, head_width(layer.attention)), np.float32
-        )
-        for index, layer in enumerate(model.spec.layers)
-        for part in _PARTS
-    }
+    names = [f"present.{index}.{part}" for index in range(len(model.spec.layers)) for part in ("key", "value")]
     largest: dict[str, NDArray[np.float32]] = {}
-    for tokens in _windows(model, size):
-        count = len(tokens)
-        feeds = {
-            "input_ids": tokens[None],
-            "last": np.array([count - 1], np.int32),
-            "longest": np.array([count], np.int32),
-            "sample_at": np.empty(0, np.int32),
-            "position_ids": np.arange(count)[None],
-        }
-        caches = session.run(names, empty | {name: each for name, each in feeds.items() if name in inputs})
+    for tokens in windows(model, size, _WINDOWS):
+        feeds = {name: each for name, each in call(model.spec, tokens).items() if name in inputs}
+        caches = session.run(names, feeds)
         for index, layer in enumerate(model.spec.layers):
             caches[2 * index] = _turned(caches[2 * index], layer.attention.rope, model.spec.max_model_len)
         for name, cache in zip(names, caches, strict=True):
@@ -118,14 +100,3 @@ def _turned(keys: NDArray[np.float32], rope: RopeSpec | None, longest: int) -> N
     keys[..., first] = length * np.cos(np.maximum(np.arctan2(y, x) - reach, 0))
     keys[..., second] = length * np.cos(np.maximum(np.arctan2(x, y) - reach, 0))
     return keys
-
-
-def _windows(model: Model, size: int) -> list[NDArray[np.int32]]:
-    """Return windows of the text that ships with the package, from its second half: who measures takes the first."""
-    try:
-        ids = model.tokenizer.encode(sample_text())
-    except ModelError:  # there is none; whoever runs such a model sends ids
-        ids = byte_tokenizer().encode(sample_text())
-    tokens = np.array(ids, np.int32) % model.spec.vocab_size
-    starts = np.linspace(len(tokens) // 2, len(tokens) - size, _WINDOWS).astype(int)
-    return [tokens[start : start + size] for start in starts]

@@ -24,7 +24,7 @@ With `Form.paged` there is one row of all sequences' tokens, end to end, instead
 inputs that `paged.py` tells, and weights are inputs too.
 """
 
-__all__ = ["write"]
+__all__ = ["write", "write_part"]
 
 from dataclasses import dataclass
 
@@ -38,6 +38,7 @@ from xinfer.backends.onnx.linear import Writer
 from xinfer.backends.onnx.mlp import feed_forward
 from xinfer.backends.onnx.paged import Pages, pages
 from xinfer.backends.onnx.recipe import Recipe
+from xinfer.models.quantize import LOOKUP
 from xinfer.models.spec import DecoderSpec
 
 _DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -76,6 +77,35 @@ def write(spec: DecoderSpec, form: Form) -> tuple[ir.Model, dict[str, Recipe]]:
     graph.output(logits, "logits", [*places, spec.vocab_size], ir.DataType.FLOAT)
     graph.outputs.insert(0, graph.outputs.pop())
     return graph.model({}), graph.recipes
+
+
+def write_part(spec: DecoderSpec, form: Form, part: int) -> tuple[ir.Model, dict[str, Recipe], dict[str, str]]:
+    """Return a part of the graph that tells of its matrices' inputs, and of each matrix the output that does.
+
+    Args:
+        spec: the model.
+        form: whose `scheme` is None.
+        part: 0 is the embedding, N the layer N - 1, and the one behind the last layer what comes before the head. All
+            but the first have the input `hidden` [B, S, H], all but the last the output `next`, which that is.
+
+    Such an output is [B, in, in], the sum of x' x over a sequence's tokens; see `Writer.watched`.
+    """
+    graph = Graph(_DTYPES[form.dtype])
+    writer = Writer(graph, spec, form, watches=True)
+    given, hidden = _inputs(writer), spec.hidden_size
+    if part == 0:
+        x = _embedded(writer, given.token_ids, given.cache.positions)
+    else:
+        x = graph.input("hidden", ["rows", "tokens", hidden])
+    if part > len(spec.layers):
+        writer.watch(
+            writer.norm(x, spec.norm, "norm", hidden), ["embed.weight" if spec.tied else "head.weight"], hidden
+        )
+    else:
+        if part > 0:
+            x = graph.op("Add", *_layer(writer, x, None, part - 1, given.cache))
+        graph.output(x, "next", ["rows", "tokens", hidden])
+    return graph.model({}), graph.recipes, writer.watched
 
 
 def _inputs(writer: Writer) -> _Inputs:
@@ -172,6 +202,8 @@ def _embedded(writer: Writer, token_ids: ir.Value, positions: ir.Value | None) -
     """[B, S] to [B, S, H]."""
     graph, spec = writer.graph, writer.spec
     x = writer.rows_of("embed", token_ids)
+    if spec.tied and writer.form.scheme is not None and writer.form.scheme.smooths and spec.norm.weight:
+        x = graph.op("Mul", x, graph.weight(LOOKUP, [spec.hidden_size], Recipe("rows", (LOOKUP,))))
     if spec.embed_scale != 1:
         x = graph.op("Mul", x, graph.number(spec.embed_scale))
     if spec.learned_positions:

@@ -16,6 +16,7 @@ from xinfer.backends import BackendContext
 from xinfer.backends.onnx.attention import head_width
 from xinfer.backends.onnx.decoder import write
 from xinfer.backends.onnx.form import Form
+from xinfer.backends.onnx.session import cores
 from xinfer.backends.onnx.weights import made
 from xinfer.devices import choose_dtype
 from xinfer.errors import ConfigError, XinferError
@@ -38,7 +39,7 @@ def export_model(context: BackendContext, folder: Path, all_logits: bool) -> Non
     needed = sum(_declared(model, name).nbytes for name in recipes)
     if needed > (free := shutil.disk_usage(folder).free):
         raise XinferError(f"{folder}: the model takes {gibibytes(needed)}, but {gibibytes(free)} are free: make room")
-    _write_weights(model, made(context.model, recipes, form), folder / _DATA)
+    _write_weights(model, made(context.model, recipes, form, context.config.threads or cores()), folder / _DATA)
     ir.save(model, folder / _GRAPH)
     said = genai_config(
         spec,

@@ -2,7 +2,9 @@
 
 __all__ = ["Writer"]
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import onnx_ir as ir
@@ -20,18 +22,31 @@ class Writer:
     Args:
         graph: where nodes go.
         spec, form: what is written, and for what.
+        watches: whether outputs tell of matrices' inputs.
+
+    Attributes:
+        watched: of each matrix whose inputs are told of, by its canonical name the output's.
     """
 
-    def __init__(self, graph: Graph, spec: DecoderSpec, form: Form) -> None:
-        self.graph, self.spec, self.form = graph, spec, form
+    def __init__(self, graph: Graph, spec: DecoderSpec, form: Form, watches: bool = False) -> None:
+        self.graph, self.spec, self.form, self._watches = graph, spec, form, watches
+        self.watched: dict[str, str] = {}
+
+    def watch(self, x: ir.Value, sources: Sequence[str], width: int) -> None:
+        """Add an output [B, in, in] for x [B, S, in], the sum of x' x, if outputs are to tell of matrices' inputs."""
+        if self._watches:
+            name = f"gram {sources[0]}"
+            self.graph.output(self.graph.op("FusedMatMul", x, x, transA=1), name, ["rows", width, width])
+            self.watched |= dict.fromkeys(sources, name)
 
     def linear(self, x: ir.Value, prefix: str, *names: str, bias: bool = False) -> ir.Value:
         """Multiply [..., in] by the matrices of these names, one below the other, to [..., out]."""
-        schemes = [self._scheme(f"{prefix}{name}.weight") for name in names]
-        if len(set(schemes)) > 1:  # some rounded to more bits than others
-            return self.graph.op("Concat", *(self.linear(x, prefix, name, bias=bias) for name in names), axis=-1)
+        alike = [tuple(group) for _, group in groupby(names, lambda name: self._scheme(f"{prefix}{name}.weight"))]
+        if len(alike) > 1:  # some rounded to more bits than others
+            return self.graph.op("Concat", *(self.linear(x, prefix, *group, bias=bias) for group in alike), axis=-1)
         name = f"{prefix}{'_'.join(names)}"
         sources = tuple(f"{prefix}{part}.weight" for part in names)
+        self.watch(x, sources, self.spec.tensors[sources[0]][1])
         biases = tuple(f"{prefix}{part}.bias" for part in names) if bias else ()
         return self._product(x, name, sources, biases)
 

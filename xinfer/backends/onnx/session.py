@@ -1,18 +1,20 @@
 """An ONNX Runtime session: where it computes, with how many threads, from which graph and weights."""
 
-__all__ = ["open_session"]
+__all__ = ["cores", "open_session"]
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import onnxruntime as ort
+import psutil
 from torch import Tensor
 
 from xinfer.backends.onnx.providers import Providers
 
 
 def open_session(
-    graph: Path, weights: Mapping[str, Tensor], providers: Providers, threads: int
+    graph: Path | bytes, weights: Mapping[str, Tensor], providers: Providers, threads: int
 ) -> ort.InferenceSession:
     """Load a graph with weights that lie in memory already; what is packed for kernels is not held a second time."""
     options = ort.SessionOptions()
@@ -21,4 +23,10 @@ def open_session(
     # Not by DLPack: ONNX Runtime would never let go of the tensors.
     values = [ort.OrtValue.ortvalue_from_numpy(each.numpy()) for each in weights.values()]
     options.add_external_initializers(list(weights), values)
-    return ort.InferenceSession(str(graph), options, providers=providers, enable_fallback=0)
+    return ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
+
+
+def cores() -> int:
+    """Return how many physical cores this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)

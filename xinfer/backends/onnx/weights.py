@@ -16,12 +16,15 @@ from xinfer.models.reader import Reader
 from xinfer.models.spec import AttentionSpec
 
 
-def made(model: Model, recipes: Mapping[str, Recipe], form: Form) -> Iterator[tuple[str, Tensor]]:
-    """Yield each of a graph's weights with its name, in the graph's order."""
-    quantized = {} if form.scheme is None else quantized_weights(model, form.scheme, recipes)
+def made(model: Model, recipes: Mapping[str, Recipe], form: Form, threads: int = 1) -> Iterator[tuple[str, Tensor]]:
+    """Yield each of a graph's weights with its name, in the graph's order; see `quantized_weights` for threads."""
+    quantized: dict[str, Tensor] = {}
+    weights = model.weights
+    if form.scheme is not None:
+        quantized, weights = quantized_weights(model, form.scheme, recipes, make, threads)
     others = {name: recipe for name, recipe in recipes.items() if name not in quantized}
     sources = list(dict.fromkeys(source for recipe in others.values() for source in recipe.sources))
-    with torch.inference_mode(), Reader(model.weights, torch.device("cpu"), _dtype(form), sources) as reader:
+    with torch.inference_mode(), Reader(weights, torch.device("cpu"), _dtype(form), sources) as reader:
         for name, recipe in recipes.items():
             yield name, quantized[name] if name in quantized else make(recipe, reader, form)
 

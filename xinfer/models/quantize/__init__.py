@@ -6,8 +6,21 @@
 whoever rounds something else, is measured and calibrated on.
 """
 
-__all__ = ["Packed", "Scheme", "pack_codes", "pack_zeros", "quantize", "quantizes"]
+__all__ = [
+    "LOOKUP",
+    "Gram",
+    "Packed",
+    "Scheme",
+    "Smoothed",
+    "pack_codes",
+    "pack_zeros",
+    "quantize",
+    "quantizes",
+    "sites",
+]
 
+from xinfer.models.quantize.gptq import Gram
 from xinfer.models.quantize.packed import Packed, pack_codes, pack_zeros
 from xinfer.models.quantize.rounding import quantize
 from xinfer.models.quantize.scheme import Scheme, quantizes
+from xinfer.models.quantize.smoothing import LOOKUP, Smoothed, sites

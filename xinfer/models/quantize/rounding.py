@@ -9,8 +9,9 @@ codes. It differs from the paper in what was measured to be better (experiments/
 the paper's power of 0.7 lets outliers go, and a small model's answers suffer more than from `rtn`. So there is no
 proximal step, and the scale, which the paper keeps, is a projection. Zero points are whole numbers, which kernels want,
 and hardly ever move by small steps, so each block tries several, with several first scales. The best of all that were
-met counts, the first of them `rtn`'s own, so the squared error is never above that of `rtn`. Where it is known how
-large the inputs are, an error counts by the mean square of its input, as with llama.cpp's importance matrix.
+met counts, the first of them `rtn`'s own, so the squared error is never above that of `rtn`.
+
+`gptq` (`gptq.py`) needs to know a matrix's inputs; without them it is `hqq`.
 
 Source: Badri and Shaji, Half-Quadratic Quantization of Large Machine Learning Models, 2023; ggml, ggml-quants.c
 (`quantize_row_q4_0_ref`).
@@ -24,32 +25,31 @@ import torch
 from torch import Tensor
 
 from xinfer.errors import ModelError
+from xinfer.models.quantize.gptq import Gram, propagated
 from xinfer.models.quantize.packed import Packed
 from xinfer.models.quantize.scheme import Scheme
 
 _PIECE = 1 << 18  # numbers at a time; what is computed from them stays in the caches, and memory bounded
+_PIECE_OF_GPTQ = 1 << 22  # which takes as many calls for few rows as for many
 _SHRINKS = (1.0, 0.9, 0.8)  # of the first scale, on which the alternation starts: outliers may be cut
 _SHIFTS = (0, -1, 1)  # of the first zero point
 _ROUNDS = 2  # of the alternation; more find next to nothing
 
 
-def quantize(weight: Tensor, scheme: Scheme, name: str = "weight", importance: Tensor | None = None) -> Packed:
+def quantize(weight: Tensor, scheme: Scheme, name: str = "weight", gram: Gram | None = None) -> Packed:
     """Round a matrix.
 
     Args:
         weight: [out, in] of any float type; stacked experts are [experts * out, in].
         scheme: how; see `Scheme.of`.
         name: the tensor's, for the `ModelError` that a number which is not finite is.
-        importance: [in], the mean square of each input, by which `hqq` weighs squared errors; None for all alike.
+        gram: of its inputs, for `gptq`.
 
-    A row's codes depend on the row alone, not on threads or neighbours. Memory beside the result is a few megabytes.
+    A row's codes depend on the row (and its inputs) alone, not on neighbours; but for `gptq`, whose long sums are the
+    linear algebra library's, not on threads either. Memory beside the result is bounded.
     """
     rows, columns = weight.shape
     blocks = -(-columns // scheme.block)
-    weighed: Tensor | None = None
-    if importance is not None:
-        weighed = torch.nn.functional.pad(importance.float(), (0, blocks * scheme.block - columns))
-        weighed = weighed.view(blocks, scheme.block).T
     packed = Packed(
         torch.empty(rows, blocks * scheme.block, dtype=torch.uint8),
         torch.empty(rows, blocks),
@@ -57,30 +57,38 @@ def quantize(weight: Tensor, scheme: Scheme, name: str = "weight", importance: T
         scheme.bits,
         columns,
     )
-    step = max(1, _PIECE // (blocks * scheme.block))
+    gram = gram if scheme.method == "gptq" else None
+    step = max(1, (_PIECE if gram is None else _PIECE_OF_GPTQ) // (blocks * scheme.block))
     with torch.inference_mode():
         for first in range(0, rows, step):
             piece = weight[first : first + step].float()
             if not bool(piece.isfinite().all()):
                 raise ModelError(f"tensor {name!r} holds NaN or infinity and can't be quantized: it is damaged")
-            padded = torch.nn.functional.pad(piece, (0, blocks * scheme.block - columns))
-            _round_piece(padded, scheme, packed, first, weighed)
+            _round_piece(piece, scheme, packed, first, gram)
     return packed
 
 
-def _round_piece(piece: Tensor, scheme: Scheme, packed: Packed, first: int, importance: Tensor | None) -> None:
-    """Fill in the codes, scales and zero points of some rows; `importance` is [block, blocks]."""
-    rows = slice(first, first + len(piece))
-    numbers = piece.view(-1, scheme.block).T.contiguous()  # [block, n]: what each block shares lies side by side
+def _round_piece(piece: Tensor, scheme: Scheme, packed: Packed, first: int, gram: Gram | None) -> None:
+    """Fill in the codes, scales and zero points of some rows [n, in]."""
+    count, columns = piece.shape
+    rows, more = slice(first, first + count), packed.codes.shape[1] - columns
+    padded = torch.nn.functional.pad(piece, (0, more))
+    numbers = padded.view(-1, scheme.block).T.contiguous()  # [block, n]: what each block shares lies side by side
     scales, zeros = _extremes(numbers, scheme)
-    if scheme.method == "hqq":
-        weights = None if importance is None else importance.repeat(1, len(piece))
+    if scheme.method != "rtn":
+        weights: Tensor | None = None
+        if gram is not None:
+            weights = torch.nn.functional.pad(gram.squares, (0, more)).view(-1, scheme.block).T.repeat(1, count)
         scales, zeros = _least_squares(numbers, scales, zeros, scheme, weights)
-    codes = _codes(numbers, scales, zeros, scheme)
-    packed.codes[rows] = codes.to(torch.uint8).T.reshape(len(piece), -1)
-    packed.scales[rows] = scales.view(len(piece), -1)
+    codes = _codes(numbers, scales, zeros, scheme).T.reshape(count, -1)
+    scales, zeros = scales.view(count, -1), zeros.view(count, -1)
+    if gram is not None:
+        top = (1 << scheme.bits) - 1
+        codes[:, :columns], scales = propagated(piece, codes[:, :columns], scales, zeros, gram, scheme.block, top)
+    packed.codes[rows] = codes.to(torch.uint8)
+    packed.scales[rows] = scales
     if packed.zeros is not None:
-        packed.zeros[rows] = zeros.to(torch.uint8).view(len(piece), -1)
+        packed.zeros[rows] = zeros.to(torch.uint8)
 
 
 def _extremes(numbers: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:

@@ -3,14 +3,14 @@
 __all__ = ["KINDS", "METHODS", "Scheme", "quantizes"]
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from xinfer.errors import ConfigError, nearest
 
 KINDS = ("int8", "int4")
 BLOCKS = (32, 64, 128)
-METHODS = ("rtn", "hqq")
+METHODS = ("rtn", "hqq", "gptq")
 _WIDE = ("embed.weight", "head.weight")
 # Names, within a layer, of matrices that are quantized; those of experts and shared experts end alike.
 _MATRICES = ("q", "k", "v", "o", "q_a", "q_b", "kv_a", "gate", "up", "down")
@@ -24,14 +24,15 @@ class Scheme:
         bits: of a code, 4 or 8.
         block: consecutive inputs that share a scale, 32, 64 or 128.
         symmetric: whether zero is the middle code, 2**(bits - 1), instead of one that each block chooses.
-        method: `rtn` takes the scale from a block's extremes; `hqq` looks for the least squared error.
+        method: `rtn` takes the scale from a block's extremes; `hqq` looks for the least squared error; `gptq` for the
+            least error of what comes of it, on a text.
         wide_bits: of what suffers most from few bits, if more than `bits`: embedding, head, and value projections.
     """
 
     bits: int
     block: int = 32
     symmetric: bool = True
-    method: str = "hqq"
+    method: str = "gptq"
     wide_bits: int = 8
 
     def __post_init__(self) -> None:
@@ -79,13 +80,24 @@ class Scheme:
     def of(self, name: str, shape: tuple[int, ...]) -> "Scheme | None":
         """Return how a tensor with this canonical name and shape is rounded; None where it is not.
 
-        With eight bits a zero point of a block's own is worth nothing, so what is wider than the rest is symmetric.
+        Embedding and head, on which likelihoods depend most, are in blocks of 32. With eight bits a zero point of a
+        block's own is worth nothing, so what is wider than the rest is symmetric.
         """
         if not quantizes(name, shape):
             return None
-        if self.bits < self.wide_bits and (name in _WIDE or name.endswith(".attn.v.weight")):
-            return Scheme(self.wide_bits, self.block, True, self.method, self.wide_bits)
-        return self
+        at_the_ends = name in _WIDE
+        wider = self.bits < self.wide_bits and (at_the_ends or name.endswith(".attn.v.weight"))
+        return replace(
+            self,
+            bits=self.wide_bits if wider else self.bits,
+            block=BLOCKS[0] if at_the_ends else self.block,
+            symmetric=self.symmetric or wider,
+        )
+
+    @property
+    def smooths(self) -> bool:
+        """Whether matrices' inputs are evened out; see `smoothing`."""
+        return self.method == "gptq"
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
         """Return the bytes of codes, float32 scales and zero points of a matrix [..., in] that is rounded so."""
@@ -95,8 +107,8 @@ class Scheme:
 
 
 _DEFAULTS: dict[str, dict[str, object]] = {
-    "int8": {"bits": 8, "block": 64, "symmetric": True, "method": "rtn"},
-    "int4": {"bits": 4, "block": 32, "symmetric": False, "method": "hqq"},
+    "int8": {"bits": 8, "block": 64, "symmetric": True, "method": "gptq"},
+    "int4": {"bits": 4, "block": 32, "symmetric": False, "method": "gptq"},
 }
 
 
