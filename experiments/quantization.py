@@ -1,19 +1,18 @@
-"""What do rounded weights cost? Each scheme's distance from the same model in float32, and its bits, and llama.cpp's.
+"""What do rounded weights cost? Each scheme's distance from the same model in float32, its bits, and llama.cpp's.
 
-    python experiments/quantization.py [--model REFERENCE] [--backend eager] [--tokens 4096]
-        [--schemes int4-32-asym-hqq,...] [--calibrate 4096] [--speed] [--llama PYTHON FILE.gguf ...]
+    python experiments/quantization.py [--model REFERENCE] [--backend onnx] [--set accuracy_level=1 ...]
+        [--schemes int4-32-asym-gptq,...] [--tokens 4096] [--speed] [--llama PYTHON FILE.gguf ...]
 
-Text is what ships with the package, in windows of 512 tokens, each from an empty context. Of all positions: the
-Kullback-Leibler divergence from float32's distribution over the whole vocabulary, in nats a token, mean and 99th
-percentile; how often the likeliest token is the same; the perplexity. Bits a weight are those of all that is stored,
-scales (float32; half of that where a backend keeps float16), zero points and what stays float32 counted, a tied head
-once.
+Text is what ships with the package, in windows of 512 tokens, each from an empty context; what calibrates takes the
+tokens behind the measured ones. Of all positions: the Kullback-Leibler divergence from float32's distribution over the
+whole vocabulary, in nats a token, mean and 99th percentile; how often the likeliest token is the same; the perplexity.
+All of it as the backend computes, inputs rounded too where its kernels do that (`--set accuracy_level=1` has ONNX
+Runtime keep them float32). Bits a weight are those of all that is stored, scales (float32), zero points and what stays
+float32 counted, a tied head once.
 
 A scheme is written KIND-BLOCK-asym|sym-METHOD; `-all` behind it rounds everything to the same bits, where usually
-embedding, head and value projections have eight. Without `--schemes` it is all of them. A backend that rounds weights
-itself gets the scheme; others get weights that were rounded and are float32 again (fake quantization), with the same
-figures. `--calibrate` has `hqq` weigh errors by the mean squares of inputs on so many tokens of the text, those behind
-the measured ones (eager only). `--llama` names a Python that has llama-cpp-python, and files of the same model.
+embedding, head and value projections have eight. Without `--schemes` it is all of them. `--llama` names a Python that
+has llama-cpp-python, and files of the same model.
 
 The default model's file is quantized itself: Q4_1 in blocks of 32, the embedding Q8_0. "float32" is what that stands
 for. Q4_1's zero points are no whole numbers, so four bits can't give its weights back; eight give back its embedding.
@@ -25,13 +24,14 @@ import json
 import math
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
 import gguf
 import numpy as np
+import onnxruntime
 import torch
 from torch import Tensor
 
@@ -40,11 +40,10 @@ from xinfer.backends import BackendContext
 from xinfer.composing import default_model
 from xinfer.engine.runner import ModelRunner
 from xinfer.models.model import Model
-from xinfer.models.quantize import Scheme, quantize
+from xinfer.models.quantize import Scheme
 from xinfer.models.quantize.text import sample_text
 from xinfer.models.sources import resolve
 from xinfer.models.spec import DecoderSpec
-from xinfer.models.weights import Weights
 from xinfer.plugins import Plugins, load_plugins
 from xinfer.testing.stepper import Stepper
 
@@ -54,6 +53,7 @@ import json, os, sys
 out = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)  # what the library prints
 import numpy as np
+import onnxruntime
 from llama_cpp import Llama
 windows = json.load(sys.stdin)
 longest = max(map(len, windows))
@@ -64,28 +64,7 @@ for window in windows:
     out.write(np.ascontiguousarray(model.scores[: len(window)], np.float32).tobytes())
     out.flush()
 """
-# What eager's modules compute of a llama's canonical tensors, for the inputs that they get.
-MODULES = {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "attn.o": ("attn.o",), "mlp.down": ("mlp.down",)}
-MODULES["mlp.up"] = ("mlp.gate", "mlp.up")
-
 Windows = list[list[int]]
-
-
-class Rounded(Weights):
-    """Weights that were rounded and are float32 again."""
-
-    def __init__(self, weights: Weights, scheme: Scheme, importance: dict[str, Tensor]) -> None:
-        vars(self).update(vars(weights))
-        self._whole, self._scheme, self._importance = weights, scheme, importance
-
-    def load(self, canonical: str) -> Tensor:
-        """Return one tensor."""
-        tensor = self._whole.load(canonical)
-        scheme = self._scheme.of(canonical, tuple(tensor.shape))
-        if scheme is None:
-            return tensor
-        packed = quantize(tensor.flatten(0, -2), scheme, canonical, None)
-        return packed.dequantize().view(tensor.shape)
 
 
 @dataclass
@@ -118,8 +97,8 @@ def parse(word: str) -> Scheme:
 
 
 def every_scheme() -> list[str]:
-    words = itertools.product(("int8", "int4"), ("32", "64", "128"), ("sym", "asym"), ("rtn", "hqq"))
-    return ["-".join(each) for each in words] + ["int4-32-sym-rtn-all", "int4-32-asym-hqq-all"]
+    words = itertools.product(("int8", "int4"), ("32", "64", "128"), ("sym", "asym"), ("rtn", "hqq", "gptq"))
+    return ["-".join(each) for each in words] + ["int4-32-sym-rtn-all", "int4-32-asym-gptq-all"]
 
 
 def bits_a_weight(spec: DecoderSpec, scheme: Scheme) -> float:
@@ -129,50 +108,24 @@ def bits_a_weight(spec: DecoderSpec, scheme: Scheme) -> float:
 
 
 class Bench:
-    """Makes runners of one model on one backend, and compares them with the first."""
+    """Makes runners of one model on one backend, whose configuration has these settings."""
 
-    def __init__(self, plugins: Plugins, reference: str, backend: str) -> None:
+    def __init__(self, plugins: Plugins, reference: str, backend: str, settings: dict[str, object]) -> None:
         self.path, self.reference, self.plugins = resolve(reference), reference, plugins
-        self.backend = plugins.backend(backend)
-        self.importance: dict[str, Tensor] = {}
+        self.backend, self.settings = plugins.backend(backend), settings
         self.limits = Limits(
             max_model_len=WINDOW, max_num_seqs=1, max_num_batched_tokens=ROWS, max_logits_rows=ROWS, kv_memory=256e6
         )
 
     def model(self, scheme: Scheme | None = None) -> Model:
         """Return the model, rounded if there is a scheme."""
-        itself = getattr(self.backend, "quantizes", False)
         families = self.plugins.families.values()
-        model = Model(
-            self.reference, lambda: self.path, families, dtype="float32", quantization=scheme if itself else None
-        )
-        if scheme is not None and not itself:
-            vars(model)["weights"] = Rounded(model.weights, scheme, self.importance)
-        return model
+        return Model(self.reference, lambda: self.path, families, dtype="float32", quantization=scheme)
 
     def runner(self, scheme: Scheme | None = None) -> ModelRunner:
         """Return a runner of it."""
-        return self.backend.create(BackendContext(self.model(scheme), self.backend.config(), self.limits))
-
-    def calibrate(self, windows: Windows) -> None:
-        """Find the mean square of each input of each matrix, by looking at what eager's modules get."""
-        runner, totals = self.runner(), {}
-
-        def watch(name: str) -> Callable[..., None]:
-            def hook(_: object, arguments: tuple[Tensor]) -> None:
-                totals[name] = totals.get(name, 0) + arguments[0].double().square().sum(0)
-
-            return hook
-
-        for name, module in runner.model.named_modules():  # type: ignore[attr-defined]
-            if ".".join(name.split(".")[2:]) in MODULES:
-                module.register_forward_pre_hook(watch(name))
-        for _ in logits_of(runner, windows):
-            pass
-        count = sum(map(len, windows))
-        for name, total in totals.items():
-            layer, part = name.rsplit(".", 2)[0], name.split(".", 2)[2]
-            self.importance |= {f"{layer}.{own}.weight": (total / count).float() for own in MODULES[part]}
+        config = self.backend.config(**self.settings)
+        return self.backend.create(BackendContext(self.model(scheme), config, self.limits))
 
 
 def logits_of(runner: ModelRunner, windows: Windows) -> Iterator[Tensor]:
@@ -229,27 +182,25 @@ def compared(windows: Windows, reference: list[Tensor], found: Iterable[Tensor])
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=default_model())
-    parser.add_argument("--backend", default="eager")
+    parser.add_argument("--backend", default="onnx")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of the backend's configuration")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--schemes", default=",".join(every_scheme()))
-    parser.add_argument("--calibrate", type=int, default=0)
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--llama", nargs="+", default=[])
     options = parser.parse_args()
-    bench = Bench(load_plugins(), options.model, options.backend)
+    settings = {key: json.loads(value) for key, value in (word.split("=", 1) for word in options.set)}
+    bench = Bench(load_plugins(), options.model, options.backend, settings)
     model = bench.model()
     ids = model.tokenizer.encode(sample_text())
     count = options.tokens // WINDOW
-    windows = [ids[first : first + WINDOW] for first in range(0, len(ids) - WINDOW + 1, WINDOW)]
-    measured, others = windows[:count], windows[count : count + options.calibrate // WINDOW]
-    versions = hardware.versions()
-    print(f"{hardware.describe().cpu}, torch {versions['torch']}, backend {bench.backend.name}, {date.today()}")
-    print(f"{options.model}: {WINDOW * len(measured)} tokens, calibrated on {WINDOW * len(others)} others\n")
+    measured = [ids[first : first + WINDOW] for first in range(0, count * WINDOW, WINDOW)]
+    said = " ".join([f"backend={bench.backend.name}", *(f"backend.{word}" for word in options.set)])
+    print(f"{hardware.describe().cpu}, onnxruntime {onnxruntime.__version__}, {said}, {date.today()}")
+    print(f"{options.model}: {WINDOW * len(measured)} tokens\n")
     extra = ("prefill tok/s", "decode tok/s") if options.speed else ()
     heads = ("scheme", "bits a weight", "KL mean", "KL 99 %", "same token", "perplexity", *extra)
     print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
-    if others:
-        bench.calibrate(others)
     reference: list[Tensor] = []
     for word in ["float32", *filter(None, options.schemes.split(","))]:
         scheme = None if word == "float32" else parse(word)

@@ -35,7 +35,8 @@ class ModelConfig:
         quantization: weights as the backend holds them: null (as they are), int8, int4 (embedding, head and value
             projections in eight bits); see `Scheme` for what this and the next three mean.
         quantization_block: inputs that share a scale: 32, 64, 128; null for the kind's default.
-        quantization_method: rtn (round to nearest), hqq (look for the least squared error); null for the default.
+        quantization_method: rtn (to nearest), hqq (by the least squared error), gptq (by what becomes of a text; the
+            default).
         quantization_symmetric: no zero points; null for the kind's default.
     """
 

@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
+from onnx import TensorProto
 
 from xinfer.backends.onnx import weights
 from xinfer.backends.onnx.external import read_model
@@ -316,6 +317,18 @@ def test_for_cuda_it_is_float16_and_says_so(export, tmp_path: Path):
     options = json.loads(Path("out/genai_config.json").read_text())["model"]["decoder"]["session_options"]
     assert options["provider_options"] == [{"cuda": {}}]
     check_graph(Path("out/model.onnx"))
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_rounded_weights_have_scales_of_the_precision_of_the_device(export, tmp_path: Path, kind: str, method: str):
+    source = write_folder(tmp_path / "model", tiny_config("llama"), seed=0)
+    for device, wanted in (("cpu", TensorProto.FLOAT), ("cuda", TensorProto.FLOAT16)):
+        words = f"backend.device={device}", f"model.quantization={kind}", f"model.quantization_method={method}"
+        code, _, said = export(source, device, *words)
+        assert code == 0, said
+        model = check_graph(Path(device, "model.onnx"))
+        assert {each.data_type for each in model.graph.initializer if each.name.endswith(".scales")} == {wanted}
 
 
 def test_one_weight_at_a_time_is_in_memory(export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

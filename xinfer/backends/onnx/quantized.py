@@ -135,6 +135,10 @@ def _rounded(
             rounder = Rounder(reader.load, scheme)
             yield from ((name, rounder.part(recipe)) for name, recipe in wanted.items())
         else:
+            log.warning(
+                "%s: weights are rounded for the first time, by what the model makes of a text; this takes a while",
+                model.reference,
+            )
             seen = observed(model, lambda recipe, form: make(recipe, reader, form), threads)
             yield from _calibrated(model, scheme, wanted, seen)
 
@@ -146,7 +150,7 @@ def _calibrated(
     spec, smoothed = model.spec, Smoothed(model.weights, {})
     rounder = Rounder(smoothed.load, scheme)
     for part, inputs in enumerate(seen):
-        log.info("rounding", extra={"part": part, "of": len(spec.layers) + 1})
+        log.debug("rounding", extra={"part": part, "of": len(spec.layers) + 1})
         grams: dict[str, Gram] = {}
         for source, name in inputs.of.items():
             if name not in grams and (own := scheme.of(source, spec.tensors[source])) is not None:

@@ -26,7 +26,10 @@ def made(model: Model, recipes: Mapping[str, Recipe], form: Form, threads: int =
     sources = list(dict.fromkeys(source for recipe in others.values() for source in recipe.sources))
     with torch.inference_mode(), Reader(weights, torch.device("cpu"), _dtype(form), sources) as reader:
         for name, recipe in recipes.items():
-            yield name, quantized[name] if name in quantized else make(recipe, reader, form)
+            if (tensor := quantized.get(name)) is None:
+                yield name, make(recipe, reader, form)
+            else:  # codes, or scales in the precision of activations
+                yield name, tensor.to(_dtype(form)) if tensor.is_floating_point() else tensor
 
 
 def make(recipe: Recipe, weights: Reader, form: Form) -> Tensor:
