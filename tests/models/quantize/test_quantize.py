@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xinfer.errors import ModelError
-from xinfer.models.quantize import Scheme, pack_codes, pack_zeros, quantize
+from xinfer.models.quantize import Gram, Scheme, pack_codes, pack_zeros, quantize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -200,6 +200,17 @@ def test_codes_depend_on_the_matrix_alone(scheme: Scheme) -> None:
         if found is not None:
             assert torch.equal(found, getattr(again, name))
             assert torch.equal(found[4321:4323], getattr(part, name)), "a row's codes depend on others"
+
+
+@pytest.mark.parametrize("method", ["rtn", "hqq", "gptq"])
+def test_a_matrix_may_lie_the_other_way_round(method: str) -> None:
+    """As those of gpt2 do in its checkpoints, and still do when their columns are multiplied."""
+    weight, inputs = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 64, 64)).astype(np.float32))
+    scheme, gram = Scheme(4, 32, False, method), Gram(inputs.T @ inputs)
+    turned = quantize(weight.T.contiguous().T, scheme, gram=gram)
+    expected = quantize(weight, scheme, gram=gram)
+    assert torch.equal(turned.codes, expected.codes)
+    assert torch.equal(turned.scales, expected.scales)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -2,7 +2,7 @@
 
 __all__ = ["Findings", "probe"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -41,35 +41,46 @@ class Findings:
 def probe(forward: Forward, limits: Limits, info: RunnerInfo) -> Findings:
     """Compute random texts in several ways and compare; whatever is in the cache is overwritten."""
     rng = np.random.default_rng(0)
-    room = min(info.max_model_len - _STEPS, limits.max_num_batched_tokens, limits.logits_rows)
+    room = min(limits.max_num_batched_tokens, limits.logits_rows)  # contexts get longer than that, piece by piece
     count = min(limits.max_num_seqs, info.num_blocks)
-    texts = [rng.integers(0, info.vocab_size, min(length, room) + _STEPS).astype(np.int32) for length in _LENGTHS]
+    longest = info.max_model_len - _STEPS
+    texts = [rng.integers(0, info.vocab_size, min(length, longest) + _STEPS).astype(np.int32) for length in _LENGTHS]
     ends = [len(text) - _STEPS for text in texts]
 
     def rows(pieces: list[tuple[int, int, int]]) -> Tensor:
         """Return logits of all tokens of these pieces, (text, start, end), the first in the first block, and so on."""
         return forward(_batch([(texts[text], start, end) for text, start, end in pieces], info.block_size)).clone()
 
-    whole = [rows([(text, 0, end)]) for text, end in reversed(list(enumerate(ends)))][::-1]
+    def cut(text: int, places: tuple[int, ...] = ()) -> Tensor:
+        """Return logits of all of a prompt's tokens, computed in pieces that end there, and where a call is full."""
+        return torch.cat([rows([(text, *piece)]) for piece in _pieces(places, ends[text], room)])
+
+    whole = [cut(text) for text in reversed(range(len(texts)))][::-1]
     steps = [(0, ends[0] + step, ends[0] + step + 1) for step in range(_STEPS)]
     alone = [rows([step]) for step in steps]
-    chunk = all(torch.equal(torch.cat([rows([piece]) for piece in _pieces(cut, ends[0])]), whole[0]) for cut in _CUTS)
+    chunk = all(torch.equal(cut(0, places), whole[0]) for places in _CUTS)
     batch = True
     for others in sorted({1, 3, 6, count - 1} & set(range(1, count))):
         batch &= all(
             torch.equal(rows([step] * (others + 1))[:1], found) for step, found in zip(steps, alone, strict=True)
         )
     decode = torch.equal(rows([(0, ends[0], ends[0] + _STEPS)]), torch.cat(alone))
-    together = [(text, 0, end) for text, end in enumerate(ends)][:count]
-    while sum(end for _, _, end in together) > room:
-        together.pop()
-    joined = torch.equal(rows(together), torch.cat([whole[text] for text, _, _ in together]))
+    together: list[tuple[int, int, int]] = []
+    for text, end in sorted(enumerate(ends), key=lambda each: each[1]):  # the shortest first: several, if they fit
+        if len(together) < count and sum(other for _, _, other in together) + end <= room:
+            together.append((text, 0, end))
+    joined = not together or torch.equal(rows(together), torch.cat([whole[text] for text, _, _ in together]))
     return Findings(batch, chunk, joined, decode)
 
 
-def _pieces(cuts: tuple[int, ...], end: int) -> list[tuple[int, int, int]]:
-    places = [0, *(cut for cut in cuts if cut <= end - 2), end]
-    return [(0, start, stop) for start, stop in pairwise(places)]
+def _pieces(cuts: tuple[int, ...], end: int, room: int) -> Iterator[tuple[int, int]]:
+    """Yield where pieces of a prompt start and end, none larger than a call; a single token only if that is all."""
+    for start, stop in pairwise([0, *(cut for cut in cuts if cut <= end - 2), end]):
+        while start < stop:
+            size = min(room, stop - start)
+            size -= size > 2 and stop - start - size == 1
+            yield start, start + size
+            start += size
 
 
 def _batch(pieces: list[tuple[NDArray[np.int32], int, int]], block_size: int) -> Batch:
