@@ -57,6 +57,7 @@ def observed(model: Model, make: Callable[[Recipe, Form], Tensor], threads: int)
         sums: dict[str, NDArray[np.float32]] = {}
         for each in texts:
             _compute(session, each, sums)
+        del session, weights  # its threads would spin beside those that round
         tokens = len(texts) * form.max_len
         yield Inputs({name: torch.from_numpy(each[0] / tokens) for name, each in sums.items()}, watched)
 

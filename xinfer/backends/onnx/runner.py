@@ -19,6 +19,7 @@ from xinfer.backends import BackendContext
 from xinfer.backends.onnx.build import build
 from xinfer.backends.onnx.probe import probe
 from xinfer.backends.onnx.providers import CPU, Providers
+from xinfer.backends.onnx.threads import OneThread
 from xinfer.engine.runner import ModelRunner
 from xinfer.engine.types import Batch, Limits
 from xinfer.process_memory import ResidentMemory
@@ -49,6 +50,7 @@ class OnnxRunner(ModelRunner):
         names = {each.name for each in self._session.get_inputs()}
         self._inputs = [name for name in names if not name.startswith("past_key_values.")]
         self._bindings: OrderedDict[tuple[int, int], ort.IOBinding] = OrderedDict()
+        self._one_thread = OneThread()
         self._nowhere = torch.empty(1)  # where no logits go, for the runtime takes no null pointer
         if context.limits.invariant:
             self._make_invariant(context.limits)
@@ -69,6 +71,7 @@ class OnnxRunner(ModelRunner):
 
     def forward(self, batch: Batch) -> Tensor:
         """See `ModelRunner.forward`."""
+        self._one_thread.take()
         logits = torch.empty(len(batch.sample_at), self.info.vocab_size)
         for group in self._groups(batch):
             self._run(batch, group, logits)
@@ -160,6 +163,7 @@ class OnnxRunner(ModelRunner):
 
     def close(self) -> None:
         """Give back the memory."""
+        self._one_thread.give_back()
         self._bindings.clear()
         del self._session
         self._rows.close()
