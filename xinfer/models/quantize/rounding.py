@@ -61,7 +61,7 @@ def quantize(weight: Tensor, scheme: Scheme, name: str = "weight", gram: Gram | 
     step = max(1, (_PIECE if gram is None else _PIECE_OF_GPTQ) // (blocks * scheme.block))
     with torch.inference_mode():
         for first in range(0, rows, step):
-            piece = weight[first : first + step].float()
+            piece = weight[first : first + step].float().contiguous()
             if not bool(piece.isfinite().all()):
                 raise ModelError(f"tensor {name!r} holds NaN or infinity and can't be quantized: it is damaged")
             _round_piece(piece, scheme, packed, first, gram)
