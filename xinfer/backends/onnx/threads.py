@@ -1,8 +1,8 @@
 """torch on one thread, where ONNX Runtime's threads would spin against those of torch, and torch's against theirs.
 
-Between two runs the engine samples with torch. Several threads of torch are slower there than one, and the next run with
-them: a decode step of SmolLM2 in int8 that draws from all tokens took 11.9 ms with two and 6.0 with one, 32 sequences
-with top-k and top-p 44 and 38 (two Zen 5 cores, onnxruntime 1.31.1, torch 2.13, 2026-11-30).
+Between two runs the engine samples with torch. Several threads of torch are slower there than one, and so is the next
+run: a decode step of SmolLM2 in int8 that draws from all tokens took 11.9 ms with two and 6.0 with one, 32 sequences
+with top-k and top-p 44 and 38 (two shared EPYC cores, onnxruntime 1.31.1, torch 2.13, 2026-11-30).
 """
 
 __all__ = ["OneThread"]
