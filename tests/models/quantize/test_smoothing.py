@@ -19,8 +19,8 @@ from xinfer.engine.runner import ModelRunner
 from xinfer.engine.types import Limits
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
-from xinfer.models.quantize import LOOKUP, Scheme, Smoothed, sites
-from xinfer.models.quantize.smoothing import Site
+from xinfer.models.quantize import Scheme, Smoothed, sites
+from xinfer.models.quantize.smoothing import LOOKUP, Site
 from xinfer.testing.reference import reference_logits, write_reference
 from xinfer.testing.shapes import SHAPES, shape
 from xinfer.testing.stepper import Stepper

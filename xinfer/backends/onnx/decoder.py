@@ -38,7 +38,7 @@ from xinfer.backends.onnx.linear import Writer
 from xinfer.backends.onnx.mlp import feed_forward
 from xinfer.backends.onnx.paged import Pages, pages
 from xinfer.backends.onnx.recipe import Recipe
-from xinfer.models.quantize import LOOKUP
+from xinfer.models.quantize.smoothing import LOOKUP
 from xinfer.models.spec import DecoderSpec
 
 _DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}

@@ -7,7 +7,6 @@ whoever rounds something else, is measured and calibrated on.
 """
 
 __all__ = [
-    "LOOKUP",
     "Gram",
     "Packed",
     "Scheme",
@@ -23,4 +22,4 @@ from xinfer.models.quantize.gptq import Gram
 from xinfer.models.quantize.packed import Packed, pack_codes, pack_zeros
 from xinfer.models.quantize.rounding import quantize
 from xinfer.models.quantize.scheme import Scheme, quantizes
-from xinfer.models.quantize.smoothing import LOOKUP, Smoothed, sites
+from xinfer.models.quantize.smoothing import Smoothed, sites
