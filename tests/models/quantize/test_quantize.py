@@ -218,13 +218,3 @@ def test_any_float_type_is_taken(dtype: torch.dtype) -> None:
     weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     scheme = Scheme(4, 32, False, "hqq")
     assert torch.equal(quantize(weight, scheme).codes, quantize(weight.float(), scheme).codes)
-
-
-@pytest.mark.parametrize("columns", [64, 70])
-@pytest.mark.parametrize("method", ["rtn", "hqq", "gptq"])
-def test_a_matrix_may_lie_in_memory_in_any_order(method: str, columns: int) -> None:
-    weight = torch.randn(30, columns, generator=torch.Generator().manual_seed(0))
-    gram = Gram(weight.T @ weight)
-    turned = weight.T.contiguous().T
-    found, same = (quantize(each, Scheme(4, 32, False, method), gram=gram) for each in (weight, turned))
-    assert torch.equal(found.codes, same.codes) and torch.equal(found.scales, same.scales)

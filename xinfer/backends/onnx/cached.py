@@ -14,6 +14,7 @@ from time import perf_counter
 import onnxruntime
 
 from xinfer.backends.onnx.form import Form
+from xinfer.backends.onnx.kept import code_hash
 from xinfer.backends.onnx.recipe import Recipe
 from xinfer.errors import ConfigError
 from xinfer.models.cache import cache_folder
@@ -37,10 +38,7 @@ def graph_for(spec: DecoderSpec, form: Form) -> tuple[Path, dict[str, Recipe]]:
 
 def graph_key(spec: DecoderSpec, form: Form) -> str:
     """Return a hash of the model, what the graph is for, the runtime, and the code that writes it."""
-    code = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        code.update(file.read_bytes())
-    what = repr((spec, form, onnxruntime.__version__, code.hexdigest()))
+    what = repr((spec, form, onnxruntime.__version__, code_hash(Path(__file__).parent)))
     return hashlib.sha256(what.encode()).hexdigest()[:32]
 
 

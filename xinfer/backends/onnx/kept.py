@@ -1,6 +1,6 @@
 """Tensors that take long to make, kept in the cache folder under a hash of what they are made from."""
 
-__all__ = ["checkpoint_key", "kept"]
+__all__ = ["checkpoint_key", "code_hash", "kept"]
 
 import hashlib
 import logging
@@ -37,12 +37,18 @@ def kept(key: str, wanted: Collection[str], make: Callable[[], Mapping[str, Tens
 
 def checkpoint_key(model: Model, *more: object) -> str:
     """Return a hash of the checkpoint's files, what is merged into them, the code that rounds, and more."""
-    code = hashlib.sha256()
-    for source in sorted(Path(xinfer.models.quantize.__file__).parent.glob("*.py")):
-        code.update(source.read_bytes())
+    code = code_hash(Path(xinfer.models.quantize.__file__).parent)
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in model.weights.files]
     adapter = None if model.adapter is None else model.adapter.scale
-    return hashlib.sha256(repr((files, adapter, *more, code.hexdigest())).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr((files, adapter, *more, code)).encode()).hexdigest()[:32]
+
+
+def code_hash(folder: Path) -> str:
+    """Return a hash of the modules in a folder."""
+    code = hashlib.sha256()
+    for source in sorted(folder.glob("*.py")):
+        code.update(source.read_bytes())
+    return code.hexdigest()
 
 
 def _read(file: Path, wanted: Collection[str]) -> dict[str, Tensor] | None:

@@ -5,12 +5,13 @@ __all__ = ["Rounder", "is_quantized", "quantized_weights"]
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.kept import checkpoint_key, kept
+from xinfer.backends.onnx.kept import checkpoint_key, code_hash, kept
 from xinfer.backends.onnx.observed import Inputs, observed
 from xinfer.backends.onnx.recipe import Recipe
 from xinfer.models.model import Model
@@ -104,7 +105,8 @@ def quantized_weights(
     if model.load_format == "dummy":  # of which there is nothing to be seen
         found = dict(_rounded(model, scheme, wanted))
     else:
-        key = checkpoint_key(model, scheme)
+        seeing = code_hash(Path(__file__).parent) if scheme.smooths else ""
+        key = checkpoint_key(model, scheme, seeing)
         found = kept(key, [*wanted, *factors], lambda: dict(_rounded(model, scheme, wanted, make, threads)))
     smoothed = Smoothed(model.weights, {name.removeprefix(_FACTORS): found[name] for name in factors if name in found})
     return _by_name(found, recipes), smoothed
