@@ -69,6 +69,8 @@ def run(command: list[str]) -> dict[str, float]:
     if done.returncode or not lines:
         raise SystemExit(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}")
     found: dict[str, float] = json.loads(lines[-1])
+    if missing := {"prefill_tok_s", "decode_tok_s", "batch_tok_s"} - found.keys():
+        raise SystemExit(f"{shlex.join(command)} says nothing of {', '.join(sorted(missing))}: {lines[-1]}")
     return found
 
 

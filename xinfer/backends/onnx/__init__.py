@@ -32,7 +32,7 @@ class OnnxConfig:
     threads: int | None = None
     accuracy_level: int = 4
     kv_dtype: str | None = None
-    huge_pages: bool = False
+    huge_pages: bool = True
     providers: list[Any] = field(default_factory=list)
 
 

@@ -32,6 +32,7 @@ from xinfer.process_memory import use_huge_pages
 
 log = logging.getLogger(__name__)
 
+_MANY = 64 << 20  # bytes of weights, of which looking up where pages lie takes a part of a step
 _SPARE = 2  # rows for each sequence that may run: others keep prompts that may come again
 
 
@@ -76,7 +77,7 @@ def build(context: BackendContext, providers: Providers) -> Built:
     session = opened(path, weights)
     del weights
     give_back()
-    if context.config.huge_pages:
+    if context.config.huge_pages and resident >= _MANY:
         use_huge_pages()
     log.info(
         "session ready", extra={"weights_s": read - started, "session_s": perf_counter() - read, "bytes": resident}
