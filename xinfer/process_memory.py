@@ -4,6 +4,7 @@ __all__ = ["ResidentMemory", "use_huge_pages"]
 
 import ctypes
 import logging
+import math
 import mmap
 import os
 import sys
@@ -16,22 +17,30 @@ import psutil
 
 log = logging.getLogger(__name__)
 
+_RECENT = 0.1  # seconds
 _SIZE = 2 << 20
 _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 _FULL = 0.9  # of a stretch, what must be in memory already: to fill holes would take memory that nobody needs
 
 
 class ResidentMemory:
-    """Tells how much memory this process holds, in bytes; cheap enough to ask in every step."""
+    """Tells how much memory this process holds, in bytes; cheap enough to ask in every step: it looks now and then."""
 
     def __init__(self) -> None:
+        self._seen, self._when = 0, -math.inf
         self._process = psutil.Process()
         self._file = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
         if self._file is not None:
             weakref.finalize(self, os.close, self._file)
 
     def __call__(self) -> int:
-        """Return the bytes."""
+        """Return the bytes, of at most a tenth of a second ago."""
+        now = perf_counter()
+        if now - self._when > _RECENT:
+            self._seen, self._when = self._look(), now
+        return self._seen
+
+    def _look(self) -> int:
         if self._file is None:
             return int(self._process.memory_info().rss)
         return int(os.pread(self._file, 128, 0).split()[1]) * mmap.PAGESIZE

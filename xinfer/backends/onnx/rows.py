@@ -55,6 +55,8 @@ class Rows:
     def gather(self, blocks: NDArray[np.integer]) -> int:
         """Bring blocks' rows side by side, in any order; return the first."""
         rows = self.row_of[blocks]
+        if len(rows) == 1:
+            return int(rows[0])
         first = int(rows.min())
         if rows.max() - first == len(rows) - 1:
             return first

@@ -48,8 +48,8 @@ class OnnxRunner(ModelRunner):
         self._session, self._rows, self.info = built.session, built.rows, built.info
         self._ragged, self._joins = built.form.ragged, True
         names = {each.name for each in self._session.get_inputs()}
-        self._inputs = [name for name in names if not name.startswith("past_key_values.")]
-        self._bindings: OrderedDict[tuple[int, int], ort.IOBinding] = OrderedDict()
+        self._inputs = frozenset(name for name in names if not name.startswith("past_key_values."))
+        self._bindings: OrderedDict[tuple[int, int], _Bound] = OrderedDict()
         self._one_thread = OneThread()
         self._nowhere = torch.empty(1)  # where no logits go, for the runtime takes no null pointer
         if context.limits.invariant:
@@ -108,46 +108,42 @@ class OnnxRunner(ModelRunner):
         lengths = batch.query_starts[group + 1] - starts
         # Rows shorter than the longest repeat their last token; what is computed of that is never looked at.
         tokens = starts[:, None] + np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
-        place = np.full(len(batch.token_ids), -1, np.int32)
-        place[tokens.ravel()[::-1]] = np.arange(tokens.size - 1, -1, -1)
-        sampled = place[batch.sample_at]
-        wanted = np.flatnonzero(sampled >= 0)
-        feeds = {
-            "input_ids": batch.token_ids[tokens],
-            "last": contexts - 1,
-            "longest": contexts.max(keepdims=True),
-            "sample_at": sampled[wanted],
-            "position_ids": batch.positions[tokens].astype(np.int64),
-            "lengths": lengths,
-        }
-        binding = self._binding(first, len(group))
-        for name in self._inputs:
-            binding.bind_cpu_input(name, feeds[name])
-        beside = len(wanted) > 0 and wanted[-1] - wanted[0] == len(wanted) - 1
-        out = logits[wanted[0] : wanted[-1] + 1] if beside else torch.empty(len(wanted), logits.shape[1])
-        into = out if len(wanted) else self._nowhere
-        binding.bind_output("logits", "cpu", 0, np.float32, tuple(out.shape), into.data_ptr())
-        self._session.run_with_iobinding(binding)
+        sampled, wanted = _sampled(batch, tokens)
+        bound = self._binding(first, len(group))
+        bound.feed("input_ids", batch.token_ids[tokens])
+        bound.feed("last", contexts - 1)
+        bound.feed("longest", contexts.max(keepdims=True))
+        bound.feed("sample_at", sampled)
+        bound.feed("position_ids", batch.positions[tokens].astype(np.int64))
+        bound.feed("lengths", lengths)
+        beside = wanted is None or (len(wanted) > 0 and wanted[-1] - wanted[0] == len(wanted) - 1)
+        if wanted is None:
+            out = logits
+        else:
+            out = logits[wanted[0] : wanted[-1] + 1] if beside else torch.empty(len(wanted), logits.shape[1])
+        into = out if len(out) else self._nowhere
+        bound.binding.bind_output("logits", "cpu", 0, np.float32, tuple(out.shape), into.data_ptr())
+        self._session.run_with_iobinding(bound.binding)
         if not beside:
             logits[torch.from_numpy(wanted)] = out
         self._rows.filled[blocks] = np.maximum(self._rows.filled[blocks], contexts)
 
-    def _binding(self, first: int, count: int) -> ort.IOBinding:
-        """Return a binding of so many rows of the cache; those used last are kept."""
-        binding = self._bindings.get((first, count))
-        if binding is not None:
+    def _binding(self, first: int, count: int) -> "_Bound":
+        """Return what is bound to so many rows of the cache; those used last are kept."""
+        bound = self._bindings.get((first, count))
+        if bound is not None:
             self._bindings.move_to_end((first, count))
-            return binding
-        binding = self._bindings[first, count] = self._session.io_binding()
+            return bound
+        bound = self._bindings[first, count] = _Bound(self._session.io_binding(), self._inputs)
         for index, tensor in enumerate(self._rows.tensors):
             layer, part = index // 2, ("key", "value")[index % 2]
             rows = tensor[first : first + count]
             place = ("cpu", 0, self._rows.numpy_dtype, tuple(rows.shape), rows.data_ptr())
-            binding.bind_input(f"past_key_values.{layer}.{part}", *place)
-            binding.bind_output(f"present.{layer}.{part}", *place)
+            bound.binding.bind_input(f"past_key_values.{layer}.{part}", *place)
+            bound.binding.bind_output(f"present.{layer}.{part}", *place)
         if len(self._bindings) > _BINDINGS:
             self._bindings.popitem(last=False)
-        return binding
+        return bound
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """See `ModelRunner.copy`."""
@@ -167,6 +163,36 @@ class OnnxRunner(ModelRunner):
         self._bindings.clear()
         del self._session
         self._rows.close()
+
+
+class _Bound:
+    """A binding, and the arrays that it points to: one of the same shape as before is copied, not bound anew."""
+
+    def __init__(self, binding: ort.IOBinding, names: frozenset[str]) -> None:
+        self.binding, self._names = binding, names
+        self._held: dict[str, NDArray[np.generic]] = {}
+
+    def feed(self, name: str, values: NDArray[np.generic]) -> None:
+        """Set an input, if the graph has one of that name."""
+        if name not in self._names:
+            return
+        held = self._held.get(name)
+        if held is not None and held.shape == values.shape:
+            held[...] = values
+        else:
+            self._held[name] = np.ascontiguousarray(values)
+            self.binding.bind_cpu_input(name, self._held[name])
+
+
+def _sampled(batch: Batch, tokens: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
+    """Return which of a call's tokens [B, S] have logits [K], and whose rows of the step's these are; None for all."""
+    if tokens.shape[1] == 1 and len(tokens) == len(batch.token_ids) == len(batch.sample_at):  # it only decodes
+        return np.argsort(tokens[:, 0]).astype(np.int32), None
+    place = np.full(len(batch.token_ids), -1, np.int32)
+    place[tokens.ravel()[::-1]] = np.arange(tokens.size - 1, -1, -1)
+    sampled = place[batch.sample_at]
+    wanted = np.flatnonzero(sampled >= 0)
+    return sampled[wanted], wanted
 
 
 def cuts(lengths: NDArray[np.integer]) -> list[int]:
