@@ -160,7 +160,66 @@ class RotaryEmbedding(OpRun):
         return (turned.reshape(x.shape).astype(x.dtype),)
 
 
+class MoE(OpRun):
+    """Experts, weighed by a softmax over the k largest of the router's numbers; rows of gate and up in turns."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self,
+        x,
+        router,
+        first,
+        first_bias,
+        second,
+        second_bias=None,
+        activation_alpha=None,
+        activation_beta=None,
+        activation_type=None,
+        k=None,
+        normalize_routing_weights=None,
+        swiglu_fusion=None,
+        swiglu_limit=None,
+    ):
+        assert normalize_routing_weights == 1
+        tokens, logits = wide(x).reshape(-1, x.shape[-1]), wide(router)
+        out = np.zeros_like(tokens)
+        for row, (token, scores) in enumerate(zip(tokens, logits, strict=True)):
+            chosen = np.argsort(-scores, kind="stable")[:k]
+            weights = np.exp(scores[chosen] - scores[chosen].max())
+            for expert, weight in zip(chosen, weights / weights.sum(), strict=True):
+                inner = wide(first[expert]) @ token
+                if first_bias is not None:
+                    inner = inner + wide(first_bias[expert])
+                if activation_type == "swiglu":
+                    assert swiglu_fusion == 1
+                    gate, up = inner[0::2], inner[1::2]
+                    if swiglu_limit is not None:
+                        gate, up = np.minimum(gate, swiglu_limit), np.clip(up, -swiglu_limit, swiglu_limit)
+                    inner = gate / (1 + np.exp(-activation_alpha * gate)) * (up + activation_beta)
+                elif activation_type == "relu":
+                    inner = np.maximum(inner, 0)
+                elif activation_type == "silu":
+                    inner = inner / (1 + np.exp(-inner))
+                else:
+                    inner = inner * (1 + np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3))) / 2
+                result = wide(second[expert]) @ inner
+                out[row] += weight * (result if second_bias is None else result + wide(second_bias[expert]))
+        return (out.reshape(x.shape).astype(x.dtype),)
+
+
+class GatherElements(OpRun):
+    """The standard's own: the evaluator's takes no negative axis."""
+
+    op_domain = ""
+
+    def _run(self, data, indices, axis=None):
+        return (np.take_along_axis(data, indices, axis),)
+
+
 OPERATORS = [
+    GatherElements,
+    MoE,
     PagedAttention,
     SimplifiedLayerNormalization,
     SkipSimplifiedLayerNormalization,
