@@ -35,9 +35,14 @@ BUDGETS = [3, 4, 23, 35, 48, 69, 70, 71, 128, 512]
 ALL = {"batch", "chunk", "joined", "decode"}
 
 
+def all_tried(budget: int) -> set[str]:
+    """What can be found where a step holds so many tokens: the two shortest prompts that are tried have 35."""
+    return ALL if budget >= 35 else ALL - {"joined"}
+
+
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_what_is_the_same_is_found_so(budget: int) -> None:
-    assert found(lambda position, new, sequences: False, budget) == ALL
+    assert found(lambda position, new, sequences: False, budget) == all_tried(budget)
 
 
 @pytest.mark.parametrize("budget", BUDGETS[3:])
@@ -49,7 +54,7 @@ def test_pieces_differ_in_contexts_longer_than_a_step(budget: int) -> None:
 
 @pytest.mark.parametrize("budget", BUDGETS[2:])
 def test_single_tokens_alone_may_differ(budget: int) -> None:
-    assert found(lambda position, new, sequences: new == 1, budget) == ALL - {"decode"}
+    assert found(lambda position, new, sequences: new == 1, budget) == all_tried(budget) - {"decode"}
 
 
 @pytest.mark.parametrize("budget", BUDGETS[3:])

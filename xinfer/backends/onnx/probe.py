@@ -69,7 +69,8 @@ def probe(forward: Forward, limits: Limits, info: RunnerInfo) -> Findings:
     for text, end in sorted(enumerate(ends), key=lambda each: each[1]):  # the shortest first: several, if they fit
         if len(together) < count and sum(other for _, _, other in together) + end <= room:
             together.append((text, 0, end))
-    joined = not together or torch.equal(rows(together), torch.cat([whole[text] for text, _, _ in together]))
+    # Where no two fit into a call nothing was tried, and nothing is promised.
+    joined = len(together) > 1 and torch.equal(rows(together), torch.cat([whole[text] for text, _, _ in together]))
     return Findings(batch, chunk, joined, decode)
 
 
