@@ -1,13 +1,12 @@
-"""Which device and which precision a configuration means, and what weights take there."""
+"""Which device and which precision a configuration means, and what a cache may take there."""
 
-__all__ = ["cache_budget", "choose_device", "choose_dtype", "resident_bytes"]
+__all__ = ["cache_budget", "choose_device", "choose_dtype"]
 
 import torch
 
 from xinfer.engine.types import Limits
 from xinfer.errors import ConfigError, DeviceError
 from xinfer.hardware import available_memory
-from xinfer.models.spec import DecoderSpec
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CPU_CACHE = 1 << 30  # bytes of KV cache that a CPU takes unasked, if that holds one whole context
@@ -33,12 +32,6 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     if name not in _DTYPES:
         raise ConfigError(f"model.dtype={wanted!r} is unknown (known: auto, {', '.join([*_DTYPES, *_ALIASES])})")
     return _DTYPES[name]
-
-
-def resident_bytes(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the bytes of a model's weights on a device; on a CPU a tied head is laid out apart from the embedding."""
-    again = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied and device.type == "cpu" else 0
-    return spec.weight_bytes(dtype.itemsize) + again
 
 
 def cache_budget(limits: Limits, whole: int, device: torch.device) -> float:

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from xinfer.backends import BackendContext, onnx
 from xinfer.backends.onnx import OnnxConfig
 from xinfer.backends.onnx.runner import OnnxRunner
-from xinfer.backends.torch import EagerConfig
+from xinfer.backends.torch import CompileConfig, EagerConfig
+from xinfer.backends.torch.compiled import CompiledRunner
 from xinfer.backends.torch.runner import TorchRunner
 from xinfer.engine.types import Limits
 from xinfer.engine.types import Sequence as Tokens
@@ -68,7 +69,7 @@ class Case:
 
     def refusal(self, backend: str) -> str | None:
         """Return why a backend can't run it, or None where it can."""
-        return None if backend == "eager" else onnx.supports(model_of(self.folder).spec, OnnxConfig(device="cpu"))
+        return None if backend != "onnx" else onnx.supports(model_of(self.folder).spec, OnnxConfig(device="cpu"))
 
 
 def model_of(folder: Path, dtype: str = "float32") -> Model:
@@ -89,11 +90,19 @@ def eager_runner(model: Model, limits: Limits) -> TorchRunner:
     return TorchRunner(BackendContext(model, EagerConfig(device="cpu"), limits))
 
 
+def compiled_runner(model: Model, limits: Limits) -> TorchRunner:
+    return CompiledRunner(BackendContext(model, CompileConfig(device="cpu"), limits))
+
+
 def onnx_runner(model: Model, limits: Limits) -> OnnxRunner:
     return OnnxRunner(BackendContext(model, OnnxConfig(device="cpu", threads=1), limits))
 
 
-RUNNERS: dict[str, Callable[[Model, Limits], TorchRunner | OnnxRunner]] = {"eager": eager_runner, "onnx": onnx_runner}
+RUNNERS: dict[str, Callable[[Model, Limits], TorchRunner | OnnxRunner]] = {
+    "eager": eager_runner,
+    "compile": compiled_runner,
+    "onnx": onnx_runner,
+}
 
 
 @torch.inference_mode()

@@ -62,7 +62,7 @@ class Reader:
             waiting += self._bytes[name]
 
     def _read(self, name: str) -> Tensor:
-        with torch.inference_mode():  # of which each thread has its own
+        with torch.no_grad():  # of which each thread has its own; graphs can't be made with tensors of inference mode
             tensor = self._weights.load(name)
             if not tensor.is_floating_point():
                 kind = str(tensor.dtype).removeprefix("torch.")

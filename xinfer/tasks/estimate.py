@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from xinfer.devices import resident_bytes
 from xinfer.engine.types import Limits
 from xinfer.hardware import Speed
 from xinfer.models.parts import Part
@@ -48,7 +47,7 @@ class Memory:
 def memory(spec: DecoderSpec, limits: Limits, dtype: torch.dtype, device: torch.device, free: int) -> Memory:
     """Return what `limits` asks for, on a device with so many bytes free."""
     length, sequences = spec.context_len(limits.max_model_len), limits.max_num_seqs
-    weights, token = resident_bytes(spec, dtype, device), spec.kv_token_elements * dtype.itemsize
+    weights, token = spec.weight_bytes(dtype.itemsize), spec.kv_token_elements * dtype.itemsize
     activations = activation_bytes(spec, limits, dtype.itemsize)
     tokens = max(0, free - weights - activations) // token
     return Memory(

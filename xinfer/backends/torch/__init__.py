@@ -1,6 +1,6 @@
-"""`backend=eager`: one plain decoder in torch, on the CPU or a CUDA device."""
+"""`backend=eager`: one plain decoder in torch, on the CPU or a CUDA device; `backend=compile`: the same, compiled."""
 
-__all__ = ["EagerConfig", "xinfer_backends"]
+__all__ = ["CompileConfig", "EagerConfig", "xinfer_backends"]
 
 from dataclasses import dataclass
 
@@ -24,6 +24,19 @@ class EagerConfig:
     threads: int | None = None
 
 
+@dataclass
+class CompileConfig:
+    """Keys of `backend=compile`.
+
+    Attributes:
+        device: see `EagerConfig`.
+        threads: see `EagerConfig`.
+    """
+
+    device: str = "auto"
+    threads: int | None = None
+
+
 def create(context: BackendContext) -> ModelRunner:
     """Load the model onto the device."""
     from xinfer.backends.torch.runner import TorchRunner
@@ -31,7 +44,14 @@ def create(context: BackendContext) -> ModelRunner:
     return TorchRunner(context)
 
 
-def supports(spec: DecoderSpec, config: EagerConfig) -> str | None:
+def create_compiled(context: BackendContext) -> ModelRunner:
+    """Load the model and the graphs of its steps."""
+    from xinfer.backends.torch.compiled import CompiledRunner
+
+    return CompiledRunner(context)
+
+
+def supports(spec: DecoderSpec, config: EagerConfig | CompileConfig) -> str | None:
     """Return which field of a spec has a value that only another family's plugin can have meant."""
     from xinfer.backends.torch.linear import ACTIVATIONS
 
@@ -47,4 +67,7 @@ def supports(spec: DecoderSpec, config: EagerConfig) -> str | None:
 @hookimpl
 def xinfer_backends() -> list[Backend]:
     """Return the backends of this folder."""
-    return [Backend("eager", EagerConfig, create, "plain PyTorch, on the CPU or CUDA", supports=supports)]
+    return [
+        Backend("eager", EagerConfig, create, "plain PyTorch, on the CPU or CUDA", supports=supports),
+        Backend("compile", CompileConfig, create_compiled, "PyTorch, compiled ahead of time", supports=supports),
+    ]

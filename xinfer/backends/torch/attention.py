@@ -5,7 +5,7 @@ are part of the keys. Sequences with one new token are computed together, padded
 alone.
 """
 
-__all__ = ["Step", "attend", "plan_step", "slots_of", "split"]
+__all__ = ["CpuStep", "Step", "attend", "plan_step", "slots_of", "split"]
 
 import math
 from collections.abc import Callable
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from xinfer.backends.torch.kernels import available
 from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec
 
@@ -126,6 +127,39 @@ class Step:
         return out[0].transpose(0, 1).reshape(length, -1)
 
 
+@dataclass(frozen=True, slots=True)
+class CpuStep:
+    """As `Step`, for the operator that sees to all sequences at once.
+
+    Attributes:
+        slots: [T] where keys and values are written.
+        sample_at: [K] tokens whose logits are wanted; None for all.
+        longest: tokens of the longest sequence.
+        query_starts: int32 [S + 1] where each sequence's new tokens begin in the step, and where the last ones end.
+        context_lens: int32 [S] tokens of each sequence, new ones among them.
+        block_tables: int32 [S, M].
+        block_size: slots of a block.
+    """
+
+    slots: Tensor
+    sample_at: Tensor | None
+    longest: int
+    query_starts: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+    block_size: int
+
+    def attend(self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
+        """See `Step.attend`."""
+        latent = spec.latent is not None
+        cap, window = spec.softcap or 0.0, spec.window or 0
+        out: Tensor = torch.ops.xinfer.attention(
+            *(q, kv, pool, self.query_starts, self.context_lens, self.block_tables, sinks, self.block_size),
+            *(spec.kv_heads, spec.value_dim, latent, spec.scale, cap, window),
+        )
+        return out
+
+
 def split(entries: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """Return keys [S, G, L, D] and values [S, G, L, V] of cache entries [S, L, cache_width]; views."""
     width, shape = spec.kv_heads * spec.head_dim, (*entries.shape[:2], spec.kv_heads)
@@ -211,8 +245,10 @@ def _causal(length: int, context: int, window: int | None, device: torch.device)
     return seen & (keys > last - window) if window is not None else seen
 
 
-def plan_step(batch: Batch, block_size: int, device: torch.device) -> Step:
+def plan_step(batch: Batch, block_size: int, device: torch.device) -> Step | CpuStep:
     """Turn a batch into what the layers need, once for all of them."""
+    if device.type == "cpu" and available():
+        return _plan_for_cpu(batch, block_size)
 
     def send(array: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(array).to(device, torch.int64)
@@ -242,6 +278,19 @@ def plan_step(batch: Batch, block_size: int, device: torch.device) -> Step:
     sample_at = None if everything else send(batch.sample_at)
     longest = int(batch.context_lens.max())
     return Step(send(batch.slot_mapping), sample_at, longest, decode, tuple(prefills))
+
+
+def _plan_for_cpu(batch: Batch, block_size: int) -> CpuStep:
+    everything = len(batch.sample_at) == len(batch.token_ids)
+    return CpuStep(
+        slots=torch.from_numpy(batch.slot_mapping),
+        sample_at=None if everything else torch.from_numpy(batch.sample_at),
+        longest=int(batch.context_lens.max()),
+        query_starts=torch.from_numpy(batch.query_starts),
+        context_lens=torch.from_numpy(batch.context_lens),
+        block_tables=torch.from_numpy(np.ascontiguousarray(batch.block_tables)),
+        block_size=block_size,
+    )
 
 
 def slots_of(table: NDArray[np.int32], places: NDArray[np.integer], block_size: int) -> NDArray[np.int64]:

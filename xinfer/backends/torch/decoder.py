@@ -4,7 +4,7 @@ Written to be read, and to be transformed: what compiles, quantizes or splits a 
 tokens of the step, H hidden, Q query heads, G key/value heads, D width of a head, K rows whose logits are wanted.
 """
 
-__all__ = ["Decoder"]
+__all__ = ["AnyStep", "Decoder", "Turns"]
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,14 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xinfer.backends.torch.attention import Step
+from xinfer.backends.torch.attention import CpuStep, Step
 from xinfer.backends.torch.invariant import InvariantStep, Padding, Part, by_rows
-from xinfer.backends.torch.linear import Linear, Load, Norm, PerHead, make_linear, make_norm
-from xinfer.backends.torch.mlp import Elementwise, Experts, Mlp
+from xinfer.backends.torch.linear import ExpertLinear, Linear, Load, Norm, PerHead, make_linear, make_norm
+from xinfer.backends.torch.mlp import Elementwise, Experts, make_mlp
 from xinfer.backends.torch.rotary import Rotary, Turn, grow, rotate
-from xinfer.models.spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec
+from xinfer.models.spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec, RopeSpec
 
-AnyStep = Step | InvariantStep
+AnyStep = Step | CpuStep | InvariantStep
+Turns = dict[RopeSpec, Turn]
 
 
 class Attention(nn.Module):
@@ -40,7 +41,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, turn: Turn | None, pool: Tensor, step: AnyStep) -> Tensor:
         """[T, H] to [T, H]; keys and values go into `pool`."""
         q_heads, kv_heads, dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
-        qkv = self.qkv(x).view(len(x), q_heads + 2 * kv_heads, dim)
+        qkv = self.qkv(x).view(x.shape[0], q_heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : q_heads + kv_heads], qkv[:, q_heads + kv_heads :]
         if self.spec.qk_norm_turned:
             qk = rotate(qk, turn)
@@ -89,14 +90,14 @@ class LatentAttention(nn.Module):
         """[T, H] to [T, H]; each token's vector, and its key's turned part, go into `pool`."""
         latent = self.latent
         q = self.q(x if latent.q_rank is None else self.q_a_norm(self.q_a(x)))
-        q = q.view(len(x), self.spec.heads, latent.nope_dim + latent.rope_dim)
+        q = q.view(x.shape[0], self.spec.heads, latent.nope_dim + latent.rope_dim)
         vector, key = self.kv_a(x).split([latent.rank, latent.rope_dim], -1)
         key = rotate(key[:, None], turn)
         entry = torch.cat([self.kv_a_norm(vector), key[:, 0]], 1)
         pool.index_copy_(0, step.slots, entry)
         nope, rope = q.split([latent.nope_dim, latent.rope_dim], -1)
         queries = grow(torch.cat([self.k_b(nope), rotate(rope, turn)], -1), turn)
-        found = step.attend(queries, entry, pool, self.spec).view(len(x), self.spec.heads, latent.rank)
+        found = step.attend(queries, entry, pool, self.spec).view(x.shape[0], self.spec.heads, latent.rank)
         out: Tensor = self.o(self.v_b(found).flatten(1))
         return out
 
@@ -108,7 +109,7 @@ class LatentAttention(nn.Module):
         yield Part("queries", hidden if latent.q_rank is None else latent.q_rank, self.q)
         yield Part("key-value vector", hidden, self.kv_a)
         for name, each, width in (("keys", self.k_b, latent.nope_dim), ("values", self.v_b, latent.rank)):
-            yield Part(name, heads * width, lambda x, each=each: each(x.view(len(x), heads, -1)).flatten(1))  # type: ignore[misc]
+            yield Part(name, heads * width, lambda x, each=each: each(x.view(x.shape[0], heads, -1)).flatten(1))  # type: ignore[misc]
         yield Part("output", self.spec.output_dim, self.o)
 
 
@@ -128,7 +129,9 @@ class Layer(nn.Module):
             Attention(spec.attention, own) if latent is None else LatentAttention(spec.attention, latent, own)
         )
         self.mlp: Any = (
-            Mlp(spec.mlp, elementwise, other) if experts is None else Experts(spec.mlp, experts, elementwise, other)
+            make_mlp(spec.mlp, elementwise, other)
+            if experts is None
+            else Experts(spec.mlp, experts, elementwise, other)
         )
 
     def forward(self, x: Tensor, turn: Turn | None, pool: Tensor, step: AnyStep) -> Tensor:
@@ -178,14 +181,26 @@ class Decoder(nn.Module):
         self.head = Linear(
             self.embed if spec.tied else load("head.weight"), load("head.bias") if spec.head_bias else None
         )
+        self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=self.embed.dtype))
         ropes = dict.fromkeys(layer.attention.rope for layer in spec.layers)
         dtype, device = self.embed.dtype, self.embed.device
+        if invariant:
+            for module in self.modules():
+                if isinstance(module, (Linear, ExpertLinear)):
+                    module.pack()
         self._rotary = {rope: Rotary(rope, max_len, dtype, device) for rope in ropes if rope is not None}
 
     def forward(self, token_ids: Tensor, positions: Tensor, pools: list[Tensor], step: AnyStep) -> Tensor:
         """Return float32 logits [K, vocabulary] of the tokens `step.sample_at`; ids and positions are [T]."""
+        return self.compute(token_ids, positions, self.turns(positions, step.longest), pools, step)
+
+    def turns(self, positions: Tensor, longest: int) -> Turns:
+        """Return how positions [T] below `longest` are turned, for each kind of rotary positions that there is."""
+        return {rope: rotary.at(positions, longest) for rope, rotary in self._rotary.items()}
+
+    def compute(self, token_ids: Tensor, positions: Tensor, turns: Turns, pools: list[Tensor], step: AnyStep) -> Tensor:
+        """See `forward`, of which this is all that can be traced."""
         x = self._embedded(token_ids, positions)
-        turns = {rope: rotary.at(positions, step.longest) for rope, rotary in self._rotary.items()}
         for layer, spec, pool in zip(self.layers, self.spec.layers, pools, strict=True):
             rope = spec.attention.rope
             x = layer(x, None if rope is None else turns[rope], pool, step)
@@ -196,7 +211,7 @@ class Decoder(nn.Module):
     def _embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         x = F.embedding(token_ids, self.embed)
         if self.spec.embed_scale != 1:
-            x = x * torch.tensor(self.spec.embed_scale, dtype=x.dtype)  # rounded as the reference does it
+            x = x * self._embed_scale  # rounded as the reference does it
         if self.positions is not None:
             x = x + F.embedding(positions, self.positions)
         return x

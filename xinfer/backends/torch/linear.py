@@ -1,41 +1,56 @@
 """Matrix products and normalizations: what a decoder does to each row by itself."""
 
-__all__ = ["ACTIVATIONS", "Linear", "Load", "Norm", "PerHead", "activation", "make_linear", "make_norm"]
+__all__ = ["ACTIVATIONS", "ExpertLinear", "Linear", "Load", "Norm", "PerHead", "activation", "make_linear", "make_norm"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xinfer.backends.torch.kernels import available
 from xinfer.models.spec import NormSpec
 
 Load = Callable[[str], Tensor]
 
 
 class Linear(nn.Module):
-    """x @ W.T + b; on a CPU with W laid out in blocks by oneDNN, if this build of torch can.
+    """x @ W.T + b, with W as checkpoints have it.
 
-    Laid out so, float32 products of 1, 4 and 32 rows with a 49152 x 576 matrix take 3.9, 6.4 and 12.7 ms on two Zen 4
-    cores, where F.linear takes 9.6, 16.3 and 23.6; in bfloat16 2.2, 2.0 and 5.3 instead of 3.3, 3.9 and 7.4.
+    On a CPU products of a few rows are this package's own, others oneDNN's, which for float32 torch only calls by this
+    operator: MKL, its choice, is half as fast on AMD's processors.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.packed = packs(weight)
-        weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1) if self.packed else weight
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.few, self.packed = few_rows(weight.dtype), False
+        weight = weight.contiguous()
+        self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def pack(self) -> None:
+        """Lay W out as oneDNN likes it, if it can: then enough rows come out alike in any number."""
+        self.packed = _packs(self.weight)
+        if self.packed:
+            packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.data, 1)
+            self.weight = nn.Parameter(packed, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in] to [T, out]."""
-        if self.packed:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        if x.device.type == "cpu" and not self.packed and available():
+            out: Tensor = torch.ops.xinfer.linear(x, self.weight, self.bias, self.few)
             return out
+        if self.packed or (x.dtype == torch.float32 and _packs(self.weight)):
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
         return F.linear(x, self.weight, self.bias)
 
 
-def packs(weight: Tensor) -> bool:
+def few_rows(dtype: torch.dtype) -> int:
+    """Return up to how many rows our own products take less time than oneDNN's (two Zen 5 cores, 2026-11-30)."""
+    return 1 if dtype == torch.float32 else 4
+
+
+def _packs(weight: Tensor) -> bool:
     """Whether oneDNN can lay out a matrix for this processor; these operators are those that torch.compile uses."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
@@ -50,6 +65,39 @@ def make_linear(load: Load, *names: str, bias: bool = False) -> Linear:
     if len(names) == 1:
         return Linear(weights[0], biases[0] if bias else None)
     return Linear(torch.cat(weights), torch.cat(biases) if bias else None)
+
+
+class ExpertLinear(nn.Module):
+    """Projections of several experts, [experts, out, in], those of several names as one."""
+
+    def __init__(self, load: Load, *names: str, bias: bool = False) -> None:
+        super().__init__()
+        weights = [load(f"experts.{name}.weight") for name in names]
+        biases = [load(f"experts.{name}.bias") for name in names if bias]
+        weight = (torch.cat(weights, 1) if len(names) > 1 else weights[0]).contiguous()
+        self.few = few_rows(weight.dtype)
+        self.weight: nn.Parameter | None = nn.Parameter(weight, requires_grad=False)
+        self.bias = nn.Parameter(torch.cat(biases, 1), requires_grad=False) if bias else None
+
+    def each(self) -> Iterator[Linear]:
+        """Yield those of one expert after the other; their weights are these."""
+        assert self.weight is not None
+        for index, weight in enumerate(self.weight.data):
+            yield Linear(weight, None if self.bias is None else self.bias.data[index])
+
+    def pack(self) -> None:
+        """Leave weights to those of the single experts."""
+        self.weight = None
+
+    @property
+    def at_once(self) -> bool:
+        """Whether there is an operator for all experts together."""
+        return self.weight is not None and self.weight.device.type == "cpu" and available()
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """[T, in] or [T, chosen, in] with the experts' numbers [T, chosen] to [T, chosen, out], if `at_once`."""
+        out: Tensor = torch.ops.xinfer.experts(x, self.weight, chosen, self.few)
+        return out if self.bias is None else out + self.bias[chosen]
 
 
 class PerHead(nn.Module):

@@ -1,6 +1,6 @@
 """Feed-forward parts: one for all tokens, or experts that share them out."""
 
-__all__ = ["Experts", "Mlp"]
+__all__ = ["Experts", "Mlp", "make_mlp"]
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from xinfer.backends.torch.invariant import Padding, Part
-from xinfer.backends.torch.linear import Linear, Load, activation, make_linear
+from xinfer.backends.torch.linear import ExpertLinear, Linear, Load, activation, make_linear
 from xinfer.models.spec import ExpertsSpec, MlpSpec
 
 Elementwise = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
@@ -21,18 +21,17 @@ class Mlp(nn.Module):
     `elementwise(f, x)` computes f(x).
     """
 
-    def __init__(self, spec: MlpSpec, elementwise: Elementwise, load: Load) -> None:
+    def __init__(self, spec: MlpSpec, elementwise: Elementwise, up: nn.Module, down: nn.Module) -> None:
         super().__init__()
-        self.spec, self.elementwise = spec, elementwise
-        self.up = make_linear(load, *(("gate", "up") if spec.gated else ("up",)), bias=spec.bias)
-        self.down = make_linear(load, "down", bias=spec.bias)
+        self.spec, self.elementwise, self.up, self.down = spec, elementwise, up, down
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] to [T, H]."""
-        out: Tensor = self.down(self._between(self.up(x)))
+        out: Tensor = self.down(self.between(self.up(x)))
         return out
 
-    def _between(self, x: Tensor) -> Tensor:
+    def between(self, x: Tensor) -> Tensor:
+        """What `up` makes of tokens to what `down` gets."""
         spec = self.spec
         if not spec.gated:
             return self.elementwise(activation(spec.activation), x)
@@ -45,6 +44,12 @@ class Mlp(nn.Module):
     def parts(self, hidden: int) -> Iterator[Part]:
         """Yield what computes rows by themselves."""
         yield Part("mlp", hidden, self)
+
+
+def make_mlp(spec: MlpSpec, elementwise: Elementwise, load: Load) -> Mlp:
+    """Return a feed-forward part of the weights `gate`, `up` and `down`."""
+    up = make_linear(load, *(("gate", "up") if spec.gated else ("up",)), bias=spec.bias)
+    return Mlp(spec, elementwise, up, make_linear(load, "down", bias=spec.bias))
 
 
 class Router(nn.Module):
@@ -73,7 +78,7 @@ class Router(nn.Module):
         preferred = scores if self.correction is None else scores + self.correction
         if spec.groups == 1:
             return preferred
-        grouped = preferred.view(len(scores), spec.groups, -1)
+        grouped = preferred.view(scores.shape[0], spec.groups, -1)
         best = grouped.topk(1 if spec.group_score == "best" else 2).values.sum(-1)
         out = torch.ones_like(best, dtype=torch.bool).scatter_(1, best.topk(spec.chosen_groups).indices, value=False)
         return grouped.masked_fill(out[..., None], -torch.inf).flatten(1)
@@ -92,29 +97,41 @@ class Experts(nn.Module):
         super().__init__()
         self.elementwise = elementwise
         self.router = Router(experts, elementwise, load)
-        stacks = {name: load(f"experts.{name}") for name in _names(spec)}
         one = replace(spec, experts=None)
+        self.up = ExpertLinear(load, *(("gate", "up") if spec.gated else ("up",)), bias=spec.bias)
+        self.down = ExpertLinear(load, "down", bias=spec.bias)
         self.experts = nn.ModuleList(
-            Mlp(one, elementwise, lambda name, i=i: stacks[name][i])  # type: ignore[misc]
-            for i in range(experts.count)
+            Mlp(one, elementwise, up, down) for up, down in zip(self.up.each(), self.down.each(), strict=True)
         )
         self.shared = self.gate = None
         if experts.shared is not None:
-            self.shared = Mlp(replace(one, size=experts.shared), elementwise, lambda name: load(f"shared.{name}"))
+            shared = replace(one, size=experts.shared)
+            self.shared = make_mlp(shared, elementwise, lambda name: load(f"shared.{name}"))
             self.gate = Linear(load("shared_gate.weight")) if experts.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, H] to [T, H]; a token's experts add to it in the order of their numbers."""
+        """[T, H] to [T, H]."""
         weights, chosen = self.router(x)
-        out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            rows, ranks = (chosen == expert).nonzero(as_tuple=True)
-            computed = self._compute(expert, x, rows) * weights[rows, ranks, None].to(x.dtype)
-            out.index_add_(0, rows, computed)
+        out = self._at_once(x, weights, chosen) if self.up.at_once else self._one_by_one(x, weights, chosen)
         if self.shared is None:
             return out
         shared: Tensor = self.shared(x)
         return out + (shared if self.gate is None else self.elementwise(torch.sigmoid, self.gate(x)) * shared)
+
+    def _at_once(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        one = self.experts[0]
+        assert isinstance(one, Mlp)
+        each: Tensor = self.down(one.between(self.up(x, chosen)), chosen)
+        return (each * weights[..., None].to(x.dtype)).sum(1)
+
+    def _one_by_one(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """A token's experts add to it in the order of their numbers."""
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():  # type: ignore[no-untyped-call]
+            rows, ranks = (chosen == expert).nonzero(as_tuple=True)
+            computed = self._compute(expert, x, rows) * weights[rows, ranks, None].to(x.dtype)
+            out.index_add_(0, rows, computed)
+        return out
 
     def _compute(self, expert: int, x: Tensor, rows: Tensor) -> Tensor:
         missing = self.padding.rows(len(rows)) - len(rows)
@@ -130,8 +147,3 @@ class Experts(nn.Module):
             yield Part("shared expert", hidden, self.shared)
         if self.gate is not None:
             yield Part("shared gate", hidden, self.gate)
-
-
-def _names(spec: MlpSpec) -> list[str]:
-    parts = ("gate", "up", "down") if spec.gated else ("up", "down")
-    return [f"{part}.{kind}" for part in parts for kind in (("weight", "bias") if spec.bias else ("weight",))]

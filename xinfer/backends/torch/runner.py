@@ -1,6 +1,6 @@
 """The torch decoder as a `ModelRunner`: device and precision chosen, weights placed, the cache allocated."""
 
-__all__ = ["TorchRunner"]
+__all__ = ["BLOCK", "TorchRunner"]
 
 import logging
 from collections.abc import Mapping
@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from xinfer.backends import BackendContext
-from xinfer.backends.torch.attention import Step, plan_step
-from xinfer.backends.torch.decoder import Decoder
+from xinfer.backends.torch.attention import plan_step
+from xinfer.backends.torch.decoder import AnyStep, Decoder
 from xinfer.backends.torch.invariant import (
-    InvariantStep,
     Padding,
     Part,
     attention_is_invariant,
@@ -24,7 +23,8 @@ from xinfer.backends.torch.invariant import (
     plan_invariant,
     repeat_last,
 )
-from xinfer.devices import cache_budget, choose_device, choose_dtype, resident_bytes
+from xinfer.backends.torch.threads import end_threads
+from xinfer.devices import cache_budget, choose_device, choose_dtype
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
@@ -35,11 +35,17 @@ from xinfer.process_memory import ResidentMemory
 
 log = logging.getLogger(__name__)
 
-_BLOCK = 16
+BLOCK = 16  # tokens in a block of the cache
 
 
 class TorchRunner(ModelRunner):
-    """Runs a `Decoder` step by step."""
+    """Runs a `Decoder` step by step.
+
+    Attributes:
+        can_pad: whether it can compute rows alike in any number of rows, if asked to (`determinism=invariant`).
+    """
+
+    can_pad = True
 
     def __init__(self, context: BackendContext) -> None:
         spec = context.model.spec
@@ -51,26 +57,27 @@ class TorchRunner(ModelRunner):
         weights = context.model.weights
         longest = spec.context_len(context.limits.max_model_len)
         element = self.dtype.itemsize
-        _check_fits(resident_bytes(spec, self.dtype, self.device), self.device)
+        _check_fits(spec.weight_bytes(element), self.device)
         started = perf_counter()
-        with torch.inference_mode(), Reader(weights, self.device, self.dtype) as reader:
-            self.model = Decoder(spec, reader.load, longest, context.limits.invariant)
-        resident = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        invariant = context.limits.invariant and self.can_pad
+        with torch.no_grad(), Reader(weights, self.device, self.dtype) as reader:
+            self.model = Decoder(spec, reader.load, longest, invariant)
+        resident = held_bytes(self.model)
         log.info(
             "weights on the device",
             extra={"seconds": perf_counter() - started, "bytes": resident, "device": str(self.device)},
         )
-        self.padding = self._find_padding(context.limits) if context.limits.invariant else None
+        self.padding = self._find_padding(context.limits) if invariant else None
         blocks = cache_blocks(spec, context.limits, longest, element, self.device)
         with torch.inference_mode():
             self.pools = [
-                torch.empty(blocks * _BLOCK, layer.attention.cache_width, dtype=self.dtype, device=self.device)
+                torch.empty(blocks * BLOCK, layer.attention.cache_width, dtype=self.dtype, device=self.device)
                 for layer in spec.layers
             ]
         self.info = RunnerInfo(
             vocab_size=spec.vocab_size,
             max_model_len=longest,
-            block_size=_BLOCK,
+            block_size=BLOCK,
             num_blocks=blocks,
             device=str(self.device),
             dtype=str(self.dtype).removeprefix("torch."),
@@ -82,6 +89,7 @@ class TorchRunner(ModelRunner):
             levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
             capabilities=frozenset({"copy"}),
         )
+        end_threads()  # who steps may be another thread
 
     def _find_padding(self, limits: Limits) -> Padding | None:
         """Return with how many rows the model's matrices treat every row alike, or None where nothing makes them."""
@@ -102,23 +110,23 @@ class TorchRunner(ModelRunner):
             token_ids: NDArray[np.integer] = batch.token_ids
             positions: NDArray[np.integer] = batch.positions
             if self.padding is None:
-                step: Step | InvariantStep = plan_step(batch, _BLOCK, self.device)
+                step: AnyStep = plan_step(batch, BLOCK, self.device)
             else:
                 token_ids, positions = (repeat_last(values, self.padding) for values in (token_ids, positions))
-                step = plan_invariant(batch, _BLOCK, self.padding, self.device)
-            logits: Tensor = self.model(
-                torch.from_numpy(token_ids).to(self.device, torch.int64),
-                torch.from_numpy(positions).to(self.device),
-                self.pools,
-                step,
-            )
-            return logits[: len(batch.sample_at)]
+                step = plan_invariant(batch, BLOCK, self.padding, self.device)
+            ids = torch.from_numpy(token_ids).to(self.device, torch.int64)
+            return self.compute(ids, torch.from_numpy(positions).to(self.device), step)[: len(batch.sample_at)]
+
+    def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
+        """Return logits of at least the tokens `step.sample_at`; ids and positions are [T], on the device."""
+        logits: Tensor = self.model(token_ids, positions, self.pools, step)
+        return logits
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """See `ModelRunner.copy`."""
         with torch.inference_mode():
             for pool in self.pools:
-                blocks = pool.view(-1, _BLOCK, pool.shape[1])
+                blocks = pool.view(-1, BLOCK, pool.shape[1])
                 blocks[target, :tokens] = blocks[source, :tokens]
 
     def metrics(self) -> Mapping[str, Any]:
@@ -134,6 +142,22 @@ class TorchRunner(ModelRunner):
             torch.cuda.empty_cache()
 
 
+def held_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's weights, where some are views of others."""
+    held = end = 0
+    places = []
+    for weight in model.parameters():
+        size = weight.numel() * weight.element_size()
+        if weight.layout is torch.strided:
+            places.append((weight.data_ptr(), size))
+        else:  # oneDNN's, of which nothing is a view
+            held += size
+    for place, size in sorted(places, key=lambda each: (each[0], -each[1])):
+        held += size if place >= end else 0
+        end = max(end, place + size)
+    return held
+
+
 def _check_fits(weight_bytes: int, device: torch.device) -> None:
     free = available_memory(device)
     if weight_bytes > free:
@@ -145,14 +169,14 @@ def _check_fits(weight_bytes: int, device: torch.device) -> None:
 
 def cache_blocks(spec: DecoderSpec, limits: Limits, longest: int, element: int, device: torch.device) -> int:
     """Return how many blocks the cache gets: no more than all sequences could fill, and what memory allows."""
-    block_bytes = spec.kv_token_elements * element * _BLOCK
-    whole = -(-longest // _BLOCK)
+    block_bytes = spec.kv_token_elements * element * BLOCK
+    whole = -(-longest // BLOCK)
     budget = cache_budget(limits, whole * block_bytes, device)
     blocks = min(int(budget // block_bytes), whole * limits.max_num_seqs)
-    if blocks < 1 + (longest > _BLOCK):
+    if blocks < 1 + (longest > BLOCK):
         raise DeviceError(
-            f"the KV cache gets {gibibytes(budget)}, too little for even {2 * _BLOCK} tokens "
-            f"({gibibytes(block_bytes)} for {_BLOCK}): raise engine.kv_memory, lower engine.max_model_len or "
+            f"the KV cache gets {gibibytes(budget)}, too little for even {2 * BLOCK} tokens "
+            f"({gibibytes(block_bytes)} for {BLOCK}): raise engine.kv_memory, lower engine.max_model_len or "
             "engine.max_num_seqs, or take a smaller precision (model.dtype=bfloat16)"
         )
     return blocks

@@ -1,0 +1,45 @@
+"""Compiled steps compute what transformers and eager compute, and are never compiled again."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import PROMPT, STEPS, TOLERANCE, Case, difference, expected, in_company
+
+from xinfer.testing.reference import parity, write_reference
+from xinfer.testing.shapes import SHAPES, shape
+from xinfer.testing.stepper import cut
+
+LONGEST = PROMPT + STEPS
+FEW = ["llama", "gemma2", "gpt_oss", "deepseek_v3"]  # capped, sinks and windows, experts, latent
+ALL = [
+    pytest.param(
+        family, name, marks=() if family in FEW and name == names[0] else pytest.mark.slow, id=f"{family}-{name}"
+    )
+    for family, names in ((family, list(names)) for family, names in SHAPES.items())
+    for name in names
+]
+
+
+@pytest.mark.parametrize(("family", "name"), ALL)
+def test_tokens_and_logits_are_those_of_the_references(
+    family: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tmp_path, shape(family, name), write=write_reference, max_len=LONGEST)
+    ours = case.ours(backend="compile")
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda *args, **kwargs: compiled.append(args))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    reference = case.reference()
+    found = parity(ours, reference, case.prompt(), STEPS, cut(PROMPT, np.random.default_rng(1)))
+    assert found.difference <= TOLERANCE
+    assert found.first_other_token is None
+    assert found.spread >= 1
+    assert ours.greedy(case.prompt(), [PROMPT], STEPS)[0] == case.ours().greedy(case.prompt(), [PROMPT], STEPS)[0]
+    for sequence, logits in in_company(ours, case):
+        theirs = expected(reference, sequence.token_ids[: sequence.num_computed], LONGEST)
+        assert difference(logits, theirs) <= TOLERANCE
+    assert not compiled
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before

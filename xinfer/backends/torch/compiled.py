@@ -1,0 +1,46 @@
+"""`backend=compile`: the decoder of `backend=eager`, its steps compiled."""
+
+__all__ = ["CompiledRunner"]
+
+import logging
+from time import perf_counter
+
+from torch import Tensor
+
+from xinfer.backends import BackendContext
+from xinfer.backends.torch.attention import CpuStep
+from xinfer.backends.torch.decoder import AnyStep
+from xinfer.backends.torch.graphs import Graphs
+from xinfer.backends.torch.kernels import available
+from xinfer.backends.torch.runner import BLOCK, TorchRunner
+from xinfer.backends.torch.threads import end_threads
+from xinfer.errors import DeviceError
+
+log = logging.getLogger(__name__)
+
+
+class CompiledRunner(TorchRunner):
+    """Computes steps by graphs."""
+
+    can_pad = False
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        if self.device.type == "cpu" and not available():
+            raise DeviceError(
+                "backend=compile needs a C++ compiler (g++ or clang++) for the CPU: install one, or take backend=eager"
+            )
+        started = perf_counter()
+        self._graphs = Graphs(self.model, self.pools, BLOCK)
+        end_threads()
+        log.info("graphs loaded", extra={"seconds": perf_counter() - started})
+
+    def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
+        """See `TorchRunner.compute`."""
+        assert isinstance(step, CpuStep)
+        return self._graphs(token_ids, positions, step)
+
+    def close(self) -> None:
+        """Give back the memory."""
+        del self._graphs
+        super().close()

@@ -1,0 +1,154 @@
+// Sixteen numbers at a time, as float32, whatever they are stored as.
+#pragma once
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace xinfer {
+
+constexpr int64_t kLanes = 16;
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef int32_t Whole __attribute__((vector_size(64)));
+
+inline Lanes all(float value) {
+  return value - Lanes{};
+}
+
+inline Lanes load(const float* from) {
+  Lanes lanes;
+  std::memcpy(&lanes, from, sizeof lanes);
+  return lanes;
+}
+
+#if defined(__AVX512F__)
+
+inline Lanes load(const c10::BFloat16* from) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return reinterpret_cast<Lanes>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+inline Lanes load(const c10::Half* from) {
+  return reinterpret_cast<Lanes>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+}
+
+inline Lanes widen(__m128i bytes) {
+  return reinterpret_cast<Lanes>(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)));
+}
+
+inline Lanes load(const uint8_t* from) {
+  return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+
+inline Lanes low_nibbles(const uint8_t* from) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return widen(_mm_and_si128(bytes, _mm_set1_epi8(15)));
+}
+
+inline Lanes high_nibbles(const uint8_t* from) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return widen(_mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15)));
+}
+
+#else  // loops that compilers vectorize
+
+template <class T>
+inline Lanes load(const T* from) {
+  Lanes lanes;
+  for (int64_t i = 0; i < kLanes; i++) lanes[i] = static_cast<float>(from[i]);
+  return lanes;
+}
+
+inline Lanes low_nibbles(const uint8_t* from) {
+  Lanes lanes;
+  for (int64_t i = 0; i < kLanes; i++) lanes[i] = static_cast<float>(from[i] & 15);
+  return lanes;
+}
+
+inline Lanes high_nibbles(const uint8_t* from) {
+  Lanes lanes;
+  for (int64_t i = 0; i < kLanes; i++) lanes[i] = static_cast<float>(from[i] >> 4);
+  return lanes;
+}
+
+#endif
+
+inline void store(Lanes lanes, float* to) {
+  std::memcpy(to, &lanes, sizeof lanes);
+}
+
+template <class T>
+inline void store(Lanes lanes, T* to) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, c10::BFloat16>) {
+    const __m256bh rounded = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(lanes));
+    std::memcpy(to, &rounded, sizeof rounded);
+    return;
+  }
+#endif
+  for (int64_t i = 0; i < kLanes; i++) to[i] = static_cast<T>(lanes[i]);
+}
+
+inline float total(Lanes lanes) {
+  typedef float Eight __attribute__((vector_size(32)));
+  typedef float Four __attribute__((vector_size(16)));
+  Eight eight[2];
+  std::memcpy(eight, &lanes, sizeof lanes);
+  const Eight sum = eight[0] + eight[1];
+  Four four[2];
+  std::memcpy(four, &sum, sizeof sum);
+  const Four rest = four[0] + four[1];
+  return (rest[0] + rest[1]) + (rest[2] + rest[3]);
+}
+
+template <int apart, int... lane>
+inline Lanes added(Lanes one, Lanes other, std::integer_sequence<int, lane...>) {
+  return __builtin_shufflevector(one, other, ((lane & apart ? kLanes : 0) + (lane & ~apart))...) +
+         __builtin_shufflevector(one, other, ((lane & apart ? kLanes : 0) + (lane | apart))...);
+}
+
+// Sums of two lanes that are `apart`: in the first of their places those of `one`, in the other those of `other`.
+template <int apart>
+inline Lanes added(Lanes one, Lanes other) {
+  return added<apart>(one, other, std::make_integer_sequence<int, kLanes>());
+}
+
+// The totals of sixteen.
+inline Lanes totals(const Lanes (&each)[kLanes]) {
+  Lanes pairs[8], fours[4], eights[2];
+  for (int i = 0; i < 8; i++) pairs[i] = added<1>(each[2 * i], each[2 * i + 1]);
+  for (int i = 0; i < 4; i++) fours[i] = added<2>(pairs[2 * i], pairs[2 * i + 1]);
+  for (int i = 0; i < 2; i++) eights[i] = added<4>(fours[2 * i], fours[2 * i + 1]);
+  return added<8>(eights[0], eights[1]);
+}
+
+// e to the power of lanes, none of them above 0, to within 2e-7 of itself; below -87 it is 0.
+// Cody and Waite's reduction; the polynomial is that of Cephes' expf.
+inline Lanes exponential(Lanes lanes) {
+  const Lanes least = all(-87.0f);
+  const Whole small = lanes < least;
+  lanes = small ? least : lanes;
+  const Lanes shifted = lanes * 1.44269504f + 12582912.0f;  // 1.5 * 2**23: what is left of the mantissa is a whole number
+  const Lanes turns = shifted - 12582912.0f;
+  const Lanes rest = (lanes - turns * 0.693359375f) + turns * 2.12194440e-4f;
+  Lanes sum = all(1.9875691500e-4f);
+  sum = sum * rest + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  sum = sum * rest * rest + rest + 1.0f;
+  const Whole exponent = __builtin_convertvector(turns, Whole) << 23;
+  const Lanes result = reinterpret_cast<Lanes>(reinterpret_cast<Whole>(sum) + exponent);
+  return small ? Lanes{} : result;
+}
+
+}  // namespace xinfer
