@@ -281,7 +281,14 @@ def test_without_a_record_there_is_no_folder(say, tiny_llama: Path, tmp_path: Pa
 def test_help_shows_groups_flags_and_keys(xinfer):
     done = xinfer("--help")
     assert done.returncode == 0
-    for word in ("--prompt", "key='a=b'", "backend: compile, eager, onnx", "sampling: default, full, greedy", "max_num_seqs", "task:"):
+    for word in (
+        "--prompt",
+        "key='a=b'",
+        "backend: compile, eager, onnx",
+        "sampling: default, full, greedy",
+        "max_num_seqs",
+        "task:",
+    ):
         assert word in done.stdout, done.stdout
     assert "schema" not in done.stdout
 

@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from xinfer import hardware, plugins
 from xinfer.backends import Backend, BackendContext
-from xinfer.backends.torch import EagerConfig, supports
+from xinfer.backends.torch import EagerConfig, supports, xinfer_backends
 from xinfer.backends.torch.runner import TorchRunner
 from xinfer.cli import run
 from xinfer.engine.types import Limits
@@ -438,7 +438,9 @@ def test_other_errors_are_one_line_with_the_exit_code_of_their_kind(inspect, tin
         assert message in err
 
 
-def test_rounded_weights_are_told_of_and_who_can_not_compute_with_them(inspect, tmp_path: Path):
+def test_rounded_weights_are_told_of_and_who_can_not_compute_with_them(inspect, tmp_path: Path, monkeypatch):
+    plain = [replace(backend, quantizes=backend.name != "eager") for backend in xinfer_backends()]
+    monkeypatch.setattr("xinfer.backends.torch.xinfer_backends", hookimpl(lambda: plain))
     folder = write_folder(tmp_path / "model", tiny_config("llama"), seed=0)
     status, out, _ = inspect(str(folder), "model.quantization=int8", "backend=onnx", "json=true")
     page = json.loads(out)

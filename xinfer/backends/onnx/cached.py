@@ -14,10 +14,10 @@ from time import perf_counter
 import onnxruntime
 
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.kept import code_hash
 from xinfer.backends.onnx.recipe import Recipe
 from xinfer.errors import ConfigError
 from xinfer.models.cache import cache_folder
+from xinfer.models.kept import code_hash
 from xinfer.models.spec import DecoderSpec
 
 log = logging.getLogger(__name__)

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from xinfer.backends.onnx.cached import graph_for, graph_key
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.kept import checkpoint_key, kept
 from xinfer.backends.onnx.recipe import Recipe
-from xinfer.backends.onnx.texts import call, windows
+from xinfer.backends.onnx.texts import call
+from xinfer.models.kept import checkpoint_key, kept
 from xinfer.models.model import Model
 from xinfer.models.spec import RopeSpec
+from xinfer.models.windows import windows
 
 _WINDOW, _WINDOWS = 256, 6
 _MARGIN = 1.1  # by how much other texts may be beyond this one
@@ -66,7 +67,7 @@ def kv_scales(
         layer.attention.rope is not None and layer.attention.rope.depends_on_length for layer in model.spec.layers
     )
     graph = graph_key(model.spec, form if turns else replace(form, max_len=size))
-    return kept(checkpoint_key(model, graph), wanted, measured)
+    return kept("onnx", checkpoint_key(model, graph), wanted, measured)
 
 
 def _largest(session: ort.InferenceSession, model: Model, size: int) -> dict[str, NDArray[np.float32]]:

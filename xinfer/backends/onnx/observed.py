@@ -20,8 +20,9 @@ from xinfer.backends.onnx.form import Form
 from xinfer.backends.onnx.providers import CPU
 from xinfer.backends.onnx.recipe import Recipe
 from xinfer.backends.onnx.session import open_session
-from xinfer.backends.onnx.texts import Call, call, windows
+from xinfer.backends.onnx.texts import Call, call
 from xinfer.models.model import Model
+from xinfer.models.windows import windows
 
 _WINDOW = 512  # tokens of a window, or what the model can take
 

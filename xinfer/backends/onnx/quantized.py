@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from xinfer.backends.onnx.form import Form
-from xinfer.backends.onnx.kept import checkpoint_key, code_hash, kept
 from xinfer.backends.onnx.observed import Inputs, observed
 from xinfer.backends.onnx.recipe import Recipe
+from xinfer.models.kept import checkpoint_key, code_hash, kept
 from xinfer.models.model import Model
 from xinfer.models.quantize import Gram, Packed, Scheme, Smoothed, pack_codes, pack_zeros, quantize, sites
 from xinfer.models.reader import Reader
@@ -107,7 +107,7 @@ def quantized_weights(
     else:
         seeing = code_hash(Path(__file__).parent) if scheme.smooths else ""
         key = checkpoint_key(model, scheme, seeing)
-        found = kept(key, [*wanted, *factors], lambda: dict(_rounded(model, scheme, wanted, make, threads)))
+        found = kept("onnx", key, [*wanted, *factors], lambda: dict(_rounded(model, scheme, wanted, make, threads)))
     smoothed = Smoothed(model.weights, {name.removeprefix(_FACTORS): found[name] for name in factors if name in found})
     return _by_name(found, recipes), smoothed
 

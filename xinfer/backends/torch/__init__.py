@@ -68,6 +68,13 @@ def supports(spec: DecoderSpec, config: EagerConfig | CompileConfig) -> str | No
 def xinfer_backends() -> list[Backend]:
     """Return the backends of this folder."""
     return [
-        Backend("eager", EagerConfig, create, "plain PyTorch, on the CPU or CUDA", supports=supports),
-        Backend("compile", CompileConfig, create_compiled, "PyTorch, compiled ahead of time", supports=supports),
+        Backend("eager", EagerConfig, create, "plain PyTorch, on the CPU or CUDA", supports=supports, quantizes=True),
+        Backend(
+            "compile",
+            CompileConfig,
+            create_compiled,
+            "PyTorch, compiled ahead of time",
+            supports=supports,
+            quantizes=True,
+        ),
     ]

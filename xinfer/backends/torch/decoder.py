@@ -14,8 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xinfer.backends.torch.attention import CpuStep, Step
+from xinfer.backends.torch.codes import Codes, CodesEmbedding, CodesLinear, ExpertCodes
 from xinfer.backends.torch.invariant import InvariantStep, Padding, Part, by_rows
-from xinfer.backends.torch.linear import ExpertLinear, Linear, Load, Norm, PerHead, make_linear, make_norm
+from xinfer.backends.torch.linear import (
+    Embedding,
+    ExpertLinear,
+    Linear,
+    Load,
+    Norm,
+    PerHead,
+    linear_of,
+    make_linear,
+    make_norm,
+)
 from xinfer.backends.torch.mlp import Elementwise, Experts, make_mlp
 from xinfer.backends.torch.rotary import Rotary, Turn, grow, rotate
 from xinfer.models.spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec, RopeSpec
@@ -162,12 +173,21 @@ class Decoder(nn.Module):
 
     Args:
         spec: what to build.
-        load: returns a weight by canonical name, on the device and in the precision to compute in.
+        load: returns a weight by canonical name, on the device and in the precision to compute in, or codes.
         max_len: most tokens that a sequence will have.
+        dtype, device: what is computed in, and on.
         invariant: compute each row in a way that does not depend on how many there are.
     """
 
-    def __init__(self, spec: DecoderSpec, load: Load, max_len: int, invariant: bool = False) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        load: Load,
+        max_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        invariant: bool = False,
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.elementwise: Elementwise = by_rows if invariant else lambda function, x: function(x)
@@ -176,18 +196,16 @@ class Decoder(nn.Module):
             for i, layer in enumerate(spec.layers)
         )
         self.norm = make_norm(spec.norm, load, "norm", spec.hidden_size)
-        self.embed = nn.Parameter(load("embed.weight"), requires_grad=False)
+        embed, bias = load("embed.weight"), load("head.bias") if spec.head_bias else None
+        self.embed: Any = CodesEmbedding(embed, dtype) if isinstance(embed, Codes) else Embedding(embed)
         self.positions = nn.Parameter(load("positions.weight"), False) if spec.learned_positions else None
-        self.head = Linear(
-            self.embed if spec.tied else load("head.weight"), load("head.bias") if spec.head_bias else None
-        )
-        self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=self.embed.dtype))
-        ropes = dict.fromkeys(layer.attention.rope for layer in spec.layers)
-        dtype, device = self.embed.dtype, self.embed.device
+        self.head: Any = self.embed.head(bias) if spec.tied else linear_of(load("head.weight"), bias)
+        self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=dtype))
         if invariant:
             for module in self.modules():
-                if isinstance(module, (Linear, ExpertLinear)):
+                if isinstance(module, Linear | ExpertLinear | CodesLinear | ExpertCodes):
                     module.pack()
+        ropes = dict.fromkeys(layer.attention.rope for layer in spec.layers)
         self._rotary = {rope: Rotary(rope, max_len, dtype, device) for rope in ropes if rope is not None}
 
     def forward(self, token_ids: Tensor, positions: Tensor, pools: list[Tensor], step: AnyStep) -> Tensor:
@@ -200,7 +218,7 @@ class Decoder(nn.Module):
 
     def compute(self, token_ids: Tensor, positions: Tensor, turns: Turns, pools: list[Tensor], step: AnyStep) -> Tensor:
         """See `forward`, of which this is all that can be traced."""
-        x = self._embedded(token_ids, positions)
+        x = self.embedded(token_ids, positions)
         for layer, spec, pool in zip(self.layers, self.spec.layers, pools, strict=True):
             rope = spec.attention.rope
             x = layer(x, None if rope is None else turns[rope], pool, step)
@@ -208,8 +226,9 @@ class Decoder(nn.Module):
             x = x.index_select(0, step.sample_at)
         return self._scaled(self.head(self.norm(x)).float())
 
-    def _embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        x = F.embedding(token_ids, self.embed)
+    def embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Return what the first layer gets, [T, H]."""
+        x: Tensor = self.embed(token_ids)
         if self.spec.embed_scale != 1:
             x = x * self._embed_scale  # rounded as the reference does it
         if self.positions is not None:

@@ -1,17 +1,33 @@
 """Matrix products and normalizations: what a decoder does to each row by itself."""
 
-__all__ = ["ACTIVATIONS", "ExpertLinear", "Linear", "Load", "Norm", "PerHead", "activation", "make_linear", "make_norm"]
+__all__ = [
+    "ACTIVATIONS",
+    "Embedding",
+    "ExpertLinear",
+    "Joined",
+    "Linear",
+    "Load",
+    "Norm",
+    "PerHead",
+    "activation",
+    "linear_of",
+    "make_experts",
+    "make_linear",
+    "make_norm",
+]
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xinfer.backends.torch.codes import Codes, CodesLinear, ExpertCodes, joined
 from xinfer.backends.torch.kernels import available
 from xinfer.models.spec import NormSpec
 
-Load = Callable[[str], Tensor]
+Load = Callable[[str], Any]  # by name; a tensor, or `Codes` where it is quantized
 
 
 class Linear(nn.Module):
@@ -59,25 +75,83 @@ def _packs(weight: Tensor) -> bool:
     return weight.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def make_linear(load: Load, *names: str, bias: bool = False) -> Linear:
-    """Return the projections of these names as one, one's rows behind the other's."""
+class Joined(nn.Module):
+    """Several projections of the same input, one's results behind the other's."""
+
+    def __init__(self, parts: list[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, in] to [T, out of all]."""
+        return torch.cat([part(x) for part in self.parts], -1)
+
+
+def make_linear(load: Load, *names: str, bias: bool = False) -> nn.Module:
+    """Return the projections of these names as one, one's rows behind the other's, if they are rounded alike."""
     weights, biases = [load(f"{name}.weight") for name in names], [load(f"{name}.bias") for name in names if bias]
-    if len(names) == 1:
-        return Linear(weights[0], biases[0] if bias else None)
-    return Linear(torch.cat(weights), torch.cat(biases) if bias else None)
+    if not isinstance(weights[0], Codes):
+        return linear_of(_cat(weights, 0), _cat(biases, 0) if bias else None)
+    made: list[nn.Module] = []
+    for group in _alike(weights):
+        own = biases[group] if bias else []
+        made.append(CodesLinear(joined(weights[group], 0), _cat(own, 0) if own else None))
+    return made[0] if len(made) == 1 else Joined(made)
+
+
+def linear_of(weight: Tensor | Codes, bias: Tensor | None) -> nn.Module:
+    """Return what multiplies with a matrix."""
+    return CodesLinear(weight, bias) if isinstance(weight, Codes) else Linear(weight, bias)
+
+
+def make_experts(load: Load, *names: str, bias: bool = False) -> "ExpertLinear | ExpertCodes":
+    """Return projections of several experts, those of these names as one."""
+    weights = [load(f"experts.{name}.weight") for name in names]
+    biases = [load(f"experts.{name}.bias") for name in names if bias]
+    own = _cat(biases, 1) if bias else None
+    return (
+        ExpertCodes(joined(weights, 1), own) if isinstance(weights[0], Codes) else ExpertLinear(_cat(weights, 1), own)
+    )
+
+
+def _alike(weights: list[Codes]) -> Iterator[slice]:
+    """Yield which matrices, side by side, are rounded alike."""
+    start = 0
+    for end in range(1, len(weights) + 1):
+        if end == len(weights) or not weights[end].fits(weights[start]):
+            yield slice(start, end)
+            start = end
+
+
+def _cat(tensors: list[Tensor], dim: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
+
+
+class Embedding(nn.Module):
+    """Rows of a matrix."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """[T] to [T, out]."""
+        return F.embedding(token_ids, self.weight)
+
+    def head(self, bias: Tensor | None) -> Linear:
+        """Return what multiplies with the same matrix."""
+        return Linear(self.weight, bias)
 
 
 class ExpertLinear(nn.Module):
-    """Projections of several experts, [experts, out, in], those of several names as one."""
+    """Projections of several experts, weight [experts, out, in] and bias [experts, out]."""
 
-    def __init__(self, load: Load, *names: str, bias: bool = False) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        weights = [load(f"experts.{name}.weight") for name in names]
-        biases = [load(f"experts.{name}.bias") for name in names if bias]
-        weight = (torch.cat(weights, 1) if len(names) > 1 else weights[0]).contiguous()
+        weight = weight.contiguous()
         self.few = few_rows(weight.dtype)
         self.weight: nn.Parameter | None = nn.Parameter(weight, requires_grad=False)
-        self.bias = nn.Parameter(torch.cat(biases, 1), requires_grad=False) if bias else None
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def each(self) -> Iterator[Linear]:
         """Yield those of one expert after the other; their weights are these."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from xinfer.backends.torch.invariant import Padding, Part
-from xinfer.backends.torch.linear import ExpertLinear, Linear, Load, activation, make_linear
+from xinfer.backends.torch.linear import Linear, Load, activation, make_experts, make_linear
 from xinfer.models.spec import ExpertsSpec, MlpSpec
 
 Elementwise = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
@@ -98,8 +98,8 @@ class Experts(nn.Module):
         self.elementwise = elementwise
         self.router = Router(experts, elementwise, load)
         one = replace(spec, experts=None)
-        self.up = ExpertLinear(load, *(("gate", "up") if spec.gated else ("up",)), bias=spec.bias)
-        self.down = ExpertLinear(load, "down", bias=spec.bias)
+        self.up = make_experts(load, *(("gate", "up") if spec.gated else ("up",)), bias=spec.bias)
+        self.down = make_experts(load, "down", bias=spec.bias)
         self.experts = nn.ModuleList(
             Mlp(one, elementwise, up, down) for up, down in zip(self.up.each(), self.down.each(), strict=True)
         )

@@ -3,7 +3,9 @@
 __all__ = ["BLOCK", "TorchRunner"]
 
 import logging
+import math
 from collections.abc import Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from xinfer.backends import BackendContext
 from xinfer.backends.torch.attention import plan_step
+from xinfer.backends.torch.codes import Codes
 from xinfer.backends.torch.decoder import AnyStep, Decoder
 from xinfer.backends.torch.invariant import (
     Padding,
@@ -23,12 +26,14 @@ from xinfer.backends.torch.invariant import (
     plan_invariant,
     repeat_last,
 )
+from xinfer.backends.torch.quantized import quantized
 from xinfer.backends.torch.threads import end_threads
 from xinfer.devices import cache_budget, choose_device, choose_dtype
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
 from xinfer.hardware import available_memory, gibibytes
+from xinfer.models.quantize import Scheme
 from xinfer.models.reader import Reader
 from xinfer.models.spec import DecoderSpec
 from xinfer.process_memory import ResidentMemory
@@ -57,11 +62,19 @@ class TorchRunner(ModelRunner):
         weights = context.model.weights
         longest = spec.context_len(context.limits.max_model_len)
         element = self.dtype.itemsize
-        _check_fits(spec.weight_bytes(element), self.device)
+        scheme = context.model.quantization
+        size = partial(_stored_bytes, scheme, element)
+        _check_fits(sum(size(name, shape) for name, shape in spec.tensors.items()), self.device)
         started = perf_counter()
         invariant = context.limits.invariant and self.can_pad
-        with torch.no_grad(), Reader(weights, self.device, self.dtype) as reader:
-            self.model = Decoder(spec, reader.load, longest, invariant)
+        codes = {} if scheme is None else quantized(context.model, scheme, list(spec.tensors))
+        plain = [name for name in weights if name not in codes]
+        with torch.no_grad(), Reader(weights, self.device, self.dtype, plain) as reader:
+
+            def load(name: str) -> Tensor | Codes:
+                return codes.pop(name).to(self.device) if name in codes else reader.load(name)
+
+            self.model = Decoder(spec, load, longest, self.dtype, self.device, invariant)
         resident = held_bytes(self.model)
         log.info(
             "weights on the device",
@@ -83,7 +96,7 @@ class TorchRunner(ModelRunner):
             dtype=str(self.dtype).removeprefix("torch."),
             resident_weight_bytes=resident,
             kv_cache_bytes=sum(p.numel() * p.element_size() for p in self.pools),
-            step_read_bytes=spec.step_read_parameters * element,
+            step_read_bytes=spec.step_read(size),
             kv_token_bytes=spec.kv_token_elements * element,
             notes=() if self.padding is None else (str(self.padding),),
             levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
@@ -156,6 +169,11 @@ def held_bytes(model: nn.Module) -> int:
         held += size if place >= end else 0
         end = max(end, place + size)
     return held
+
+
+def _stored_bytes(scheme: Scheme | None, element: int, name: str, shape: tuple[int, ...]) -> int:
+    own = None if scheme is None else scheme.of(name, shape)
+    return element * math.prod(shape) if own is None else own.nbytes(shape)
 
 
 def _check_fits(weight_bytes: int, device: torch.device) -> None:

@@ -117,6 +117,7 @@ def _describe() -> None:
         "linear_codes": lambda x, codes, *_: x.new_empty(x.shape[0], codes.shape[0]),
         "experts": lambda x, weight, chosen, *_: x.new_empty(*chosen.shape, weight.shape[1]),
         "experts_codes": lambda x, codes, scales, zeros, chosen, *_: x.new_empty(*chosen.shape, codes.shape[1]),
+        "rows_of_codes": lambda codes, scales, zeros, at, bits, columns: scales.new_empty(at.shape[0], columns),
         "attention": lambda q, *rest: q.new_empty(q.shape[0], q.shape[1] * rest[_VALUE_DIM]),
     }
     for name, shape in shapes.items():

@@ -223,13 +223,18 @@ at::Tensor many_codes(const Codes& matrix, const at::Tensor& x, int64_t out, int
   return product;
 }
 
+Codes codes_of(const at::Tensor& codes, const at::Tensor& scales, const std::optional<at::Tensor>& zeros, int64_t bits) {
+  const int64_t blocks = scales.size(1), columns = codes.size(1) * 8 / bits;
+  return {codes.const_data_ptr<uint8_t>(), scales.const_data_ptr<float>(),
+          zeros.has_value() ? zeros->const_data_ptr<uint8_t>() : nullptr, nullptr, bits, blocks, columns / blocks};
+}
+
 at::Tensor linear_codes(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& scales,
                         const std::optional<at::Tensor>& zeros, const std::optional<at::Tensor>& bias, int64_t bits,
                         int64_t few) {
   const int64_t rows = x.size(0), out = codes.size(0), blocks = scales.size(1);
-  const int64_t columns = codes.size(1) * 8 / bits;
-  Codes matrix{codes.const_data_ptr<uint8_t>(), scales.const_data_ptr<float>(),
-               zeros.has_value() ? zeros->const_data_ptr<uint8_t>() : nullptr, nullptr, bits, blocks, columns / blocks};
+  Codes matrix = codes_of(codes, scales, zeros, bits);
+  const int64_t columns = blocks * matrix.block;
   if (rows > few) return finished(many_codes(matrix, x, out, columns), bias, x.scalar_type());
   const at::Tensor wide = widened(x, columns);
   at::Tensor sums;
@@ -240,6 +245,22 @@ at::Tensor linear_codes(const at::Tensor& x, const at::Tensor& codes, const at::
   at::Tensor product = at::empty({rows, out}, wide.options());
   multiply(matrix, wide.const_data_ptr<float>(), rows, columns, product.mutable_data_ptr<float>(), out);
   return finished(product, bias, x.scalar_type());
+}
+
+// Rows of a matrix, float32 [n, columns] without what fills the last block.
+at::Tensor rows_of_codes(const at::Tensor& codes, const at::Tensor& scales, const std::optional<at::Tensor>& zeros,
+                         const at::Tensor& at, int64_t bits, int64_t columns) {
+  const Codes matrix = codes_of(codes, scales, zeros, bits);
+  const at::Tensor rows = at.to(at::kLong).contiguous();
+  at::Tensor result = at::empty({at.size(0), columns}, scales.options());
+  std::vector<float> row(matrix.blocks * matrix.block);
+  for (int64_t i = 0; i < at.size(0); i++) {
+    const int64_t own = rows.const_data_ptr<int64_t>()[i];
+    TORCH_CHECK_INDEX(own >= 0 && own < codes.size(0), "row ", own, " of a matrix of ", codes.size(0));
+    matrix.widen(own, row.data());
+    std::copy_n(row.data(), columns, result.mutable_data_ptr<float>() + i * columns);
+  }
+  return result;
 }
 
 // The products of tokens with the matrices of the experts that each has chosen: [T, chosen, out] of x [T, in], or of
@@ -277,6 +298,7 @@ at::Tensor experts_codes(const at::Tensor& x, const at::Tensor& codes, const at:
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(xinfer, library) {
+  library.def("rows_of_codes(Tensor codes, Tensor scales, Tensor? zeros, Tensor at, int bits, int columns) -> Tensor");
   library.def("experts(Tensor x, Tensor weight, Tensor chosen, int few) -> Tensor");
   library.def(
       "experts_codes(Tensor x, Tensor codes, Tensor scales, Tensor? zeros, Tensor chosen, int bits, int few) -> Tensor");
@@ -286,6 +308,7 @@ TORCH_LIBRARY_FRAGMENT(xinfer, library) {
 }
 
 TORCH_LIBRARY_IMPL(xinfer, CPU, library) {
+  library.impl("rows_of_codes", TORCH_FN(rows_of_codes));
   library.impl("experts", TORCH_FN(experts));
   library.impl("experts_codes", TORCH_FN(experts_codes));
   library.impl("linear", TORCH_FN(linear));

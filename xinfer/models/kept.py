@@ -22,9 +22,12 @@ from xinfer.models.safetensors_reader import read_safetensors
 log = logging.getLogger(__name__)
 
 
-def kept(key: str, wanted: Collection[str], make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return tensors by name, mapped from the file of this key; made now if they are not there."""
-    file = cache_folder() / "onnx" / "weights" / f"{key}.safetensors"
+def kept(owner: str, key: str, wanted: Collection[str], make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return tensors by name, mapped from the file of this key; made now if they are not there.
+
+    `owner` is the folder of whoever has made them, within the cache folder.
+    """
+    file = cache_folder() / owner / "weights" / f"{key}.safetensors"
     found = _read(file, wanted)
     if found is None:
         started = perf_counter()

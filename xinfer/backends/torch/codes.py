@@ -1,0 +1,161 @@
+"""Matrices in 8 or 4 bits: as operators take them, as modules, and as torch alone computes with them."""
+
+__all__ = ["Codes", "CodesEmbedding", "CodesLinear", "ExpertCodes"]
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from xinfer.backends.torch.kernels import available
+from xinfer.models.quantize import Packed
+
+_FEW = 16  # rows up to which multiplying with codes takes less time than making weights of them (as `few_rows`)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codes:
+    """A matrix [..., out, in] in blocks of inputs: a weight is (code - zero) * scale.
+
+    Attributes:
+        codes: uint8 [..., out, blocks * block * bits / 8]; of a block's codes of four bits the first half are the low
+            nibbles, the other half the high ones.
+        scales: float32 [..., out, blocks].
+        zeros: uint8 [..., out, blocks]; None for 2**(bits - 1).
+        bits: of a code, 4 or 8.
+        columns: in; what fills the last block counts for nothing.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    bits: int
+    columns: int
+
+    @classmethod
+    def of(cls, packed: Packed, shape: Sequence[int]) -> Self:
+        """Return a rounded matrix, or experts' that were rounded as one; `shape` is what it was before."""
+        codes = packed.codes.view(*shape[:-1], -1, packed.block)
+        if packed.bits == 4:
+            half = packed.block // 2
+            codes = codes[..., :half] | codes[..., half:] << 4
+        scales = packed.scales.view(*shape[:-1], -1)
+        zeros = None if packed.zeros is None else packed.zeros.view(scales.shape)
+        return cls(codes.flatten(-2), scales, zeros, packed.bits, packed.columns)
+
+    def to(self, device: torch.device) -> "Codes":
+        """Return them on a device."""
+        zeros = None if self.zeros is None else self.zeros.to(device)
+        return Codes(self.codes.to(device), self.scales.to(device), zeros, self.bits, self.columns)
+
+    def fits(self, other: "Codes") -> bool:
+        """Whether rows of another can lie below these."""
+        mine, theirs = ((c.bits, c.columns, c.scales.shape[-1], c.zeros is None) for c in (self, other))
+        return mine == theirs
+
+    def weights(self, at: Tensor | None = None) -> Tensor:
+        """Return the weights, float32 [..., out, in], or those of rows `at` [n] only."""
+        codes, scales = (each if at is None else each[at] for each in (self.codes, self.scales))
+        zeros = self.zeros if at is None or self.zeros is None else self.zeros[at]
+        numbers = codes.view(*scales.shape, -1)
+        if self.bits == 4:
+            numbers = torch.cat([numbers & 15, numbers >> 4], -1)
+        middle = float(1 << (self.bits - 1)) if zeros is None else zeros[..., None].float()
+        weights: Tensor = (numbers.float() - middle) * scales[..., None]
+        return weights.flatten(-2)[..., : self.columns]
+
+
+def joined(parts: Sequence[Codes], dim: int) -> Codes:
+    """Return matrices that fit, one's rows behind the other's along a dimension."""
+    if len(parts) == 1:
+        return parts[0]
+    zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None], dim)
+    codes, scales = torch.cat([part.codes for part in parts], dim), torch.cat([part.scales for part in parts], dim)
+    return Codes(codes, scales, zeros, parts[0].bits, parts[0].columns)
+
+
+class _Held(nn.Module):
+    """Holds codes, so that they are among a model's parameters."""
+
+    def __init__(self, codes: Codes) -> None:
+        super().__init__()
+        self.codes, self.scales = (nn.Parameter(each, False) for each in (codes.codes, codes.scales))
+        self.zeros = None if codes.zeros is None else nn.Parameter(codes.zeros, requires_grad=False)
+        self.bits, self.columns, self.few = codes.bits, codes.columns, _FEW
+
+    @property
+    def held(self) -> Codes:
+        """The codes."""
+        return Codes(self.codes, self.scales, self.zeros, self.bits, self.columns)
+
+    def pack(self) -> None:
+        """Compute rows alike in any number, as far as oneDNN does."""
+        self.few = 0
+
+
+class CodesLinear(_Held):
+    """x @ W.T + b; on a CPU few rows are multiplied with the codes, for more weights are made piece by piece."""
+
+    def __init__(self, codes: Codes, bias: Tensor | None = None) -> None:
+        super().__init__(codes)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, in] to [T, out]."""
+        if x.device.type == "cpu" and available():
+            out: Tensor = torch.ops.xinfer.linear_codes(
+                x, self.codes, self.scales, self.zeros, self.bias, self.bits, self.few
+            )
+            return out
+        return F.linear(x, self.held.weights().to(x.dtype), self.bias)
+
+
+class CodesEmbedding(_Held):
+    """Rows of a matrix, in the precision to compute in."""
+
+    def __init__(self, codes: Codes, dtype: torch.dtype) -> None:
+        super().__init__(codes)
+        self._dtype = dtype
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """[T] to [T, in]."""
+        if token_ids.device.type == "cpu" and available():
+            rows: Tensor = torch.ops.xinfer.rows_of_codes(
+                self.codes, self.scales, self.zeros, token_ids, self.bits, self.columns
+            )
+            return rows.to(self._dtype)
+        return self.held.weights(token_ids).to(self._dtype)
+
+    def head(self, bias: Tensor | None) -> CodesLinear:
+        """Return what multiplies with the same matrix."""
+        return CodesLinear(self.held, bias)
+
+
+class ExpertCodes(_Held):
+    """Projections of several experts."""
+
+    def __init__(self, codes: Codes, bias: Tensor | None = None) -> None:
+        super().__init__(codes)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def each(self) -> Iterator[CodesLinear]:
+        """Yield those of one expert after the other; their codes are these."""
+        for index in range(len(self.codes)):
+            zeros = None if self.zeros is None else self.zeros.data[index]
+            own = Codes(self.codes.data[index], self.scales.data[index], zeros, self.bits, self.columns)
+            yield CodesLinear(own, None if self.bias is None else self.bias.data[index])
+
+    @property
+    def at_once(self) -> bool:
+        """Whether there is an operator for all experts together, and rows need not come out alike."""
+        return self.few > 0 and self.codes.device.type == "cpu" and available()
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """[T, in] or [T, chosen, in] with the experts' numbers [T, chosen] to [T, chosen, out], if `at_once`."""
+        out: Tensor = torch.ops.xinfer.experts_codes(
+            x, self.codes, self.scales, self.zeros, chosen, self.bits, self.few
+        )
+        return out if self.bias is None else out + self.bias[chosen]
