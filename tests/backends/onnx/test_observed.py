@@ -18,7 +18,7 @@ from cases import SEED, Case, expected, model_of
 from torch import Tensor
 
 from xinfer.backends import BackendContext
-from xinfer.backends.onnx import OnnxConfig, observed, quantized, texts, weights
+from xinfer.backends.onnx import OnnxConfig, observed, quantized, weights
 from xinfer.backends.onnx.runner import OnnxRunner
 from xinfer.engine.types import Limits
 from xinfer.models.dummy import byte_tokenizer
@@ -27,6 +27,7 @@ from xinfer.models.model import Model
 from xinfer.models.quantize import Scheme, Smoothed, quantizes, sites
 from xinfer.models.quantize.text import sample_text
 from xinfer.models.reader import Reader
+from xinfer.models.windows import windows
 from xinfer.testing.reference import write_reference
 from xinfer.testing.shapes import SHAPES, shape
 from xinfer.testing.stepper import Stepper
@@ -91,7 +92,7 @@ SLICE = [pytest.param(*each, marks=() if each in SOME else pytest.mark.slow, id=
 @pytest.fixture(autouse=True)
 def few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the text some windows are enough for tiny models."""
-    monkeypatch.setattr(observed, "windows", lambda model, size: texts.windows(model, size, 6))
+    monkeypatch.setattr(observed, "windows", lambda model, size: windows(model, size, 6))
 
 
 def runner_of(model: Model, scheme: Scheme | None = None) -> OnnxRunner:
@@ -144,7 +145,7 @@ def module_of(matrix: str, modules: dict[str, Tensor]) -> str:
 def test_means_are_those_of_what_transformers_modules_get(family: str, name: str, tmp_path: Path) -> None:
     case = Case(tmp_path, shape(family, name), SEED, write_reference)
     model = model_of(case.folder)
-    means = hooked(case.reference(), texts.windows(model, min(512, model.spec.max_model_len), 6))
+    means = hooked(case.reference(), windows(model, min(512, model.spec.max_model_len), 6))
     seen: set[str] = set()
     for inputs in told(model):
         assert set(inputs.of.values()) == inputs.means.keys()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from xinfer.backends.torch.kernels import available
 from xinfer.models.quantize import Packed
 
-_FEW = 16  # rows up to which multiplying with codes takes less time than making weights of them (as `few_rows`)
+_FEW = 4  # rows up to which multiplying with codes takes less time than making weights of them (as `few_rows`)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,22 +40,17 @@ inline Lanes load(const c10::Half* from) {
   return reinterpret_cast<Lanes>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 }
 
-inline Lanes widen(__m128i bytes) {
+inline Lanes load(const uint8_t* from) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return reinterpret_cast<Lanes>(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)));
 }
 
-inline Lanes load(const uint8_t* from) {
-  return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-}
-
-inline Lanes low_nibbles(const uint8_t* from) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return widen(_mm_and_si128(bytes, _mm_set1_epi8(15)));
-}
-
-inline Lanes high_nibbles(const uint8_t* from) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return widen(_mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15)));
+// The low and the high nibbles of sixteen bytes; looked up, which takes them as they are and makes them float32 at once.
+inline void load_nibbles(const uint8_t* from, Lanes& low, Lanes& high) {
+  const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  low = reinterpret_cast<Lanes>(_mm512_permutexvar_ps(bytes, numbers));
+  high = reinterpret_cast<Lanes>(_mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), numbers));
 }
 
 #else  // loops that compilers vectorize
@@ -67,16 +62,9 @@ inline Lanes load(const T* from) {
   return lanes;
 }
 
-inline Lanes low_nibbles(const uint8_t* from) {
-  Lanes lanes;
-  for (int64_t i = 0; i < kLanes; i++) lanes[i] = static_cast<float>(from[i] & 15);
-  return lanes;
-}
-
-inline Lanes high_nibbles(const uint8_t* from) {
-  Lanes lanes;
-  for (int64_t i = 0; i < kLanes; i++) lanes[i] = static_cast<float>(from[i] >> 4);
-  return lanes;
+inline void load_nibbles(const uint8_t* from, Lanes& low, Lanes& high) {
+  for (int64_t i = 0; i < kLanes; i++) low[i] = static_cast<float>(from[i] & 15);
+  for (int64_t i = 0; i < kLanes; i++) high[i] = static_cast<float>(from[i] >> 4);
 }
 
 #endif

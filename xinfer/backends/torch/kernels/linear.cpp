@@ -28,7 +28,7 @@ namespace {
 
 constexpr int64_t kAhead = 8192;   // bytes, from use back to prefetching
 constexpr int64_t kStretch = 64;   // numbers of a row with sums of their own, 16 each
-constexpr int64_t kPiece = 1 << 18;  // weights that are made from codes at a time
+constexpr int64_t kPiece = 1 << 21;  // weights that are made from codes at a time
 constexpr int64_t kShare = 1 << 15;  // weights that are worth a thread
 
 // A matrix of float32, bfloat16 or float16.
@@ -78,37 +78,51 @@ struct Codes {
 
   float dot8(int64_t row, const float* x) const {
     const uint8_t* w = codes + row * blocks * block;
+    const float* scale = scales + row * blocks;
     Lanes sum = {};
-    float less = 0;
-    for (int64_t b = 0, at = row * blocks; b < blocks; b++, at++, w += block, x += block) {
+    for (int64_t b = 0; b < blocks; b++, w += block, x += block) {
       for (int64_t byte = 0; byte < block; byte += 64) __builtin_prefetch(w + byte + kAhead);
       Lanes one = {}, other = {};
       for (int64_t i = 0; i < block; i += 2 * kLanes) {
         one += load(w + i) * load(x + i);
         other += load(w + i + kLanes) * load(x + i + kLanes);
       }
-      sum += (one + other) * scales[at];
-      less += scales[at] * zero(at) * sums[b];
+      sum += (one + other) * scale[b];
     }
-    return total(sum) - less;
+    return total(sum) - middle(row);
   }
 
   float dot4(int64_t row, const float* x) const {
     const int64_t half = block / 2;
     const uint8_t* w = codes + row * blocks * half;
+    const float* scale = scales + row * blocks;
     Lanes sum = {};
-    float less = 0;
-    for (int64_t b = 0, at = row * blocks; b < blocks; b++, at++, w += half, x += block) {
+    for (int64_t b = 0; b < blocks; b++, w += half, x += block) {
       __builtin_prefetch(w + kAhead / 2);
-      Lanes one = {}, other = {};
+      Lanes one = {}, other = {}, low, high;
       for (int64_t i = 0; i < half; i += kLanes) {
-        one += low_nibbles(w + i) * load(x + i);
-        other += high_nibbles(w + i) * load(x + half + i);
+        load_nibbles(w + i, low, high);
+        one += low * load(x + i);
+        other += high * load(x + half + i);
       }
-      sum += (one + other) * scales[at];
-      less += scales[at] * zero(at) * sums[b];
+      sum += (one + other) * scale[b];
     }
-    return total(sum) - less;
+    return total(sum) - middle(row);
+  }
+
+  // What zero points take from a row's product.
+  float middle(int64_t row) const {
+    const float* scale = scales + row * blocks;
+    const uint8_t* zero = zeros == nullptr ? nullptr : zeros + row * blocks;
+    Lanes sum = {};
+    int64_t b = 0;
+    for (; b + kLanes <= blocks; b += kLanes) {
+      const Lanes share = load(scale + b) * load(sums + b);
+      sum += zero == nullptr ? share : share * load(zero + b);
+    }
+    float result = total(sum);
+    for (; b < blocks; b++) result += scale[b] * sums[b] * (zero == nullptr ? 1.0f : static_cast<float>(zero[b]));
+    return zero == nullptr ? result * static_cast<float>(1 << (bits - 1)) : result;
   }
 
   template <class T>
@@ -121,8 +135,10 @@ struct Codes {
         if (bits == 8) {
           store((load(w + i) - middle) * scale, to + i);
         } else {
-          store((low_nibbles(w + i) - middle) * scale, to + i);
-          store((high_nibbles(w + i) - middle) * scale, to + bytes + i);
+          Lanes low, high;
+          load_nibbles(w + i, low, high);
+          store((low - middle) * scale, to + i);
+          store((high - middle) * scale, to + bytes + i);
         }
       }
     }
@@ -218,7 +234,9 @@ at::Tensor many_codes(const Codes& matrix, const at::Tensor& x, int64_t out, int
         for (int64_t n = first; n < end; n++) matrix.widen(from + n, to + n * columns);
       });
     }));
-    product.narrow(1, from, count).copy_(many(filled, rows, std::nullopt));
+    const at::Tensor part = many(filled, rows, std::nullopt);
+    if (count == out) return part;
+    product.narrow(1, from, count).copy_(part);
   }
   return product;
 }
@@ -237,10 +255,12 @@ at::Tensor linear_codes(const at::Tensor& x, const at::Tensor& codes, const at::
   const int64_t columns = blocks * matrix.block;
   if (rows > few) return finished(many_codes(matrix, x, out, columns), bias, x.scalar_type());
   const at::Tensor wide = widened(x, columns);
-  at::Tensor sums;
+  std::vector<float> sums(rows == 1 ? blocks : 0);
   if (rows == 1) {
-    sums = wide.view({blocks, -1}).sum(1);
-    matrix.sums = sums.const_data_ptr<float>();
+    const float* from = wide.const_data_ptr<float>();
+    for (float& sum : sums)
+      for (int64_t i = 0; i < matrix.block; i++) sum += *from++;
+    matrix.sums = sums.data();
   }
   at::Tensor product = at::empty({rows, out}, wide.options());
   multiply(matrix, wide.const_data_ptr<float>(), rows, columns, product.mutable_data_ptr<float>(), out);
