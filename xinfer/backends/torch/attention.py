@@ -154,7 +154,7 @@ class CpuStep:
         latent = spec.latent is not None
         cap, window = spec.softcap or 0.0, spec.window or 0
         out: Tensor = torch.ops.xinfer.attention(
-            *(q, kv, pool, self.query_starts, self.context_lens, self.block_tables, sinks, self.block_size),
+            *(q, pool, self.query_starts, self.context_lens, self.block_tables, sinks, self.block_size),
             *(spec.kv_heads, spec.value_dim, latent, spec.scale, cap, window),
         )
         return out

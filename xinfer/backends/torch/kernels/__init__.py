@@ -32,7 +32,7 @@ _FOLDER = Path(__file__).parent
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
 
 
-_VALUE_DIM = 8  # its place among the arguments of `attention`, after the queries
+_VALUE_DIM = 7  # its place among the arguments of `attention`, after the queries
 
 
 def compiler() -> str | None:

@@ -4,6 +4,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -85,9 +86,10 @@ inline void store(Lanes lanes, T* to) {
   for (int64_t i = 0; i < kLanes; i++) to[i] = static_cast<T>(lanes[i]);
 }
 
+typedef float Eight __attribute__((vector_size(32)));
+typedef float Four __attribute__((vector_size(16)));
+
 inline float total(Lanes lanes) {
-  typedef float Eight __attribute__((vector_size(32)));
-  typedef float Four __attribute__((vector_size(16)));
   Eight eight[2];
   std::memcpy(eight, &lanes, sizeof lanes);
   const Eight sum = eight[0] + eight[1];
@@ -95,6 +97,22 @@ inline float total(Lanes lanes) {
   std::memcpy(four, &sum, sizeof sum);
   const Four rest = four[0] + four[1];
   return (rest[0] + rest[1]) + (rest[2] + rest[3]);
+}
+
+inline float largest(Lanes lanes) {
+  Eight eight[2];
+  std::memcpy(eight, &lanes, sizeof lanes);
+  const Eight more = eight[0] > eight[1] ? eight[0] : eight[1];
+  Four four[2];
+  std::memcpy(four, &more, sizeof more);
+  const Four rest = four[0] > four[1] ? four[0] : four[1];
+  return std::max(std::max(rest[0], rest[1]), std::max(rest[2], rest[3]));
+}
+
+// Whether lanes, whose places are counted from `first`, lie from `from` up to `to`, that among them.
+inline Whole between(int64_t first, int64_t from, int64_t to) {
+  const Whole places = Whole{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + static_cast<int32_t>(first);
+  return (places >= static_cast<int32_t>(from)) & (places <= static_cast<int32_t>(to));
 }
 
 template <int apart, int... lane>
