@@ -14,6 +14,7 @@ from xinfer.backends.torch.graphs import Graphs
 from xinfer.backends.torch.kernels import available
 from xinfer.backends.torch.runner import BLOCK, TorchRunner
 from xinfer.backends.torch.threads import end_threads
+from xinfer.devices import choose_device
 from xinfer.errors import DeviceError
 
 log = logging.getLogger(__name__)
@@ -25,11 +26,16 @@ class CompiledRunner(TorchRunner):
     can_pad = False
 
     def __init__(self, context: BackendContext) -> None:
-        super().__init__(context)
-        if self.device.type == "cpu" and not available():
+        device = choose_device(context.config.device)
+        if device.type != "cpu":
             raise DeviceError(
-                "backend=compile needs a C++ compiler (g++ or clang++) for the CPU: install one, or take backend=eager"
+                f"backend=compile computes on the CPU only, not on {device}: take backend=eager, or backend.device=cpu"
             )
+        if not available():
+            raise DeviceError(
+                "backend=compile needs Linux and a C++ compiler (g++ or clang++): install one, or take backend=eager"
+            )
+        super().__init__(context)
         started = perf_counter()
         self._graphs = Graphs(self.model, self.pools, BLOCK)
         end_threads()
