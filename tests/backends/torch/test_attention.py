@@ -8,18 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from xinfer.backends.torch.attention import Step, plan_step
+from xinfer.backends.torch import attention
+from xinfer.backends.torch.attention import CpuStep, Step, plan_step
 from xinfer.backends.torch.invariant import InvariantStep, Padding, plan_invariant
 from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec, RopeSpec
 
 LENGTH, BLOCK = 16, 4
 
-Plan = Callable[[Batch], Step | InvariantStep]
+Plan = Callable[[Batch], Step | CpuStep | InvariantStep]
 
 
-def fast(batch: Batch) -> Step:
+def fast(batch: Batch) -> Step | CpuStep:
     return plan_step(batch, BLOCK, torch.device("cpu"))
+
+
+def by_torch_alone(batch: Batch) -> Step:
+    return attention._plan_for_torch(batch, BLOCK, torch.device("cpu"))
 
 
 def invariant(batch: Batch) -> InvariantStep:
@@ -74,7 +79,7 @@ def keys(row: Tensor) -> list[int]:
 CUTS = {"prefill": [16], "decode": [1] * 16, "chunks": [5, 1, 7, 3], "chunks then decode": [6, 4, 1, 1, 1, 1, 1, 1]}
 
 
-@pytest.mark.parametrize("plan", [fast, invariant])
+@pytest.mark.parametrize("plan", [fast, by_torch_alone, invariant])
 @pytest.mark.parametrize("window", [1, 2, 4, 15, 16, 17, None])
 @pytest.mark.parametrize("others", [(), (3, 9, 20)], ids=["alone", "in company"])
 @pytest.mark.parametrize("chunks", CUTS.values(), ids=CUTS)

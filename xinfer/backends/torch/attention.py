@@ -249,7 +249,10 @@ def plan_step(batch: Batch, block_size: int, device: torch.device) -> Step | Cpu
     """Turn a batch into what the layers need, once for all of them."""
     if device.type == "cpu" and available():
         return _plan_for_cpu(batch, block_size)
+    return _plan_for_torch(batch, block_size, device)
 
+
+def _plan_for_torch(batch: Batch, block_size: int, device: torch.device) -> Step:
     def send(array: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(array).to(device, torch.int64)
 
