@@ -20,6 +20,7 @@ from torch import Tensor
 from xinfer.backends import BackendContext
 from xinfer.backends.onnx import OnnxConfig, observed, quantized, weights
 from xinfer.backends.onnx.runner import OnnxRunner
+from xinfer.backends.torch import observed as by_torch
 from xinfer.engine.types import Limits
 from xinfer.models.dummy import byte_tokenizer
 from xinfer.models.families import xinfer_model_families
@@ -159,6 +160,24 @@ def test_means_are_those_of_what_transformers_modules_get(family: str, name: str
     table = set() if model.spec.tied else {"embed.weight"}  # of which rows are looked up
     all_of_them = {each for each, dims in model.spec.tensors.items() if quantizes(each, dims)}
     assert seen == {each for each in all_of_them - table if ".experts." not in each}
+
+
+@pytest.mark.parametrize(("family", "name"), OBSERVED, ids=["-".join(each) for each in OBSERVED])
+def test_the_torch_backends_are_told_the_same(
+    family: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tmp_path, shape(family, name), SEED, write_reference)
+    model = model_of(case.folder)
+    few = windows(model, min(512, model.spec.max_model_len), 6)
+    monkeypatch.setattr(by_torch, "windows", lambda model, size: few)
+    means = hooked(case.reference(), few)
+    seen = [each for told in by_torch.observed(model) for each in told.items()]
+    for matrix, ours in seen:
+        theirs = means[module_of(matrix, means)]
+        assert (ours - theirs).abs().max() <= 1e-3 * theirs.abs().max(), matrix
+    table = set() if model.spec.tied else {"embed.weight"}
+    all_of_them = {each for each, dims in model.spec.tensors.items() if quantizes(each, dims)}
+    assert {matrix for matrix, _ in seen} == {each for each in all_of_them - table if ".experts." not in each}
 
 
 @pytest.mark.parametrize(("family", "name"), [("llama", "linear"), ("granitemoe", "usual")])

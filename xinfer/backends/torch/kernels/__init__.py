@@ -22,7 +22,7 @@ from time import perf_counter
 
 import torch
 from filelock import FileLock
-from torch import Tensor
+from torch import Tensor, library
 
 from xinfer.models.cache import cache_folder
 
@@ -121,4 +121,4 @@ def _describe() -> None:
         "attention": lambda q, *rest: q.new_empty(q.shape[0], q.shape[1] * rest[_VALUE_DIM]),
     }
     for name, shape in shapes.items():
-        torch.library.register_fake(f"xinfer::{name}", shape)
+        library.register_fake(f"xinfer::{name}", shape)
