@@ -29,7 +29,7 @@ class CompileConfig:
     """Keys of `backend=compile`.
 
     Attributes:
-        device: see `EagerConfig`.
+        device: `auto` or `cpu`; a CUDA device is refused so far.
         threads: see `EagerConfig`.
     """
 

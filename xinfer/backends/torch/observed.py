@@ -51,8 +51,9 @@ def observed(model: Model) -> Iterator[dict[str, Tensor]]:
         for index, layer in enumerate(spec.layers):
             module = Layer(layer, spec.hidden_size, lambda f, x: f(x), _within(reader.load, f"layers.{index}."))
             sums: dict[str, Tensor] = {}
+            parts = dict(module.named_modules())
             for name, sources in _SOURCES.items():
-                if isinstance(found := dict(module.named_modules()).get(name), Linear | Joined):
+                if isinstance(found := parts.get(name), Linear | Joined):
                     told = [f"layers.{index}.{source}.weight" for source in sources]
                     found.register_forward_pre_hook(
                         partial(_add, sums, [each for each in told if each in spec.tensors])
