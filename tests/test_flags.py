@@ -115,13 +115,17 @@ def test_hydras_flags_stay_hydras():
         (["--promt", "x"], r"unknown flag --promt \(did you mean '--prompt'"),
         (["--prompt"], "--prompt needs a value"),
         (["--no-chat=1"], "--no-chat takes no value"),
-        (["--stream-layers", "4"], "--stream-layers 4: layers can't be streamed yet"),
         (["--prompts-file", "/nowhere"], "/nowhere: can't be read"),
     ],
 )
 def test_a_word_that_means_nothing_is_named(words: list[str], message: str):
     with pytest.raises(ConfigError, match=message):
         parse(words)
+
+
+def test_the_last_word_on_streaming_counts():
+    assert parse(["--stream-layers", "4"]).overrides == ["model.stream_layers=4"]
+    assert parse(["--stream-layers", "4", "--no-stream"]).overrides[-1] == "model.stream_layers=null"
 
 
 def test_every_flag_of_the_older_command_line_is_known():

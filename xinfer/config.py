@@ -38,6 +38,8 @@ class ModelConfig:
         quantization_method: rtn (to nearest), hqq (by the least squared error), gptq (by what becomes of a text; the
             default).
         quantization_symmetric: no zero points; null for the kind's default.
+        stream_layers: of the layers, so many are in memory at once; others are brought in as each step needs them, with
+            the same tokens. Null has all of them there.
     """
 
     reference: str = MISSING
@@ -49,6 +51,7 @@ class ModelConfig:
     quantization_block: int | None = None
     quantization_method: str | None = None
     quantization_symmetric: bool | None = None
+    stream_layers: int | None = None
 
 
 @dataclass

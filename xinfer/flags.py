@@ -56,8 +56,8 @@ FLAGS = (
     ),
     Flag("--json", "of inspect: one JSON object instead of the page", "json", "true"),
     Flag("--bench-only", "print the figures, not the text", "bench_only", "true"),
-    Flag("--stream-layers", "keep only N layers on the device (not built yet)"),
-    Flag("--no-stream", "keep all layers on the device, as is always done so far", None, ""),
+    Flag("--stream-layers", "have only N layers in memory at once", "model.stream_layers"),
+    Flag("--no-stream", "have all layers in memory", "model.stream_layers", "null"),
 )
 WORDS = {  # of tasks that take words: the keys that they stand for, in order
     "explain": ("run",),
@@ -173,10 +173,6 @@ class _Texts:
                 self.stop.append(re.sub(r"\\([ntr\\])", lambda match: _ESCAPES[match[1]], value))
             case "--bad-word":
                 self.bad_words.append(value)
-            case "--stream-layers":
-                raise ConfigError(f"--stream-layers {value}: layers can't be streamed yet, leave it out")
-            case "--no-stream":
-                pass
             case _:
                 raise AssertionError(flag)
 

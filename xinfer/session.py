@@ -10,9 +10,9 @@ from time import perf_counter
 from typing import Any
 
 from xinfer.backends import Backend, BackendContext
+from xinfer.checks import check_engine, check_model
 from xinfer.config import Config, ModelConfig
 from xinfer.engine.engine import Engine, Observers
-from xinfer.engine.logprobs import MODES
 from xinfer.engine.runner import ModelRunner
 from xinfer.engine.sampler import effective
 from xinfer.engine.speculative import DraftModelProposer, NgramProposer, Speculator
@@ -42,12 +42,12 @@ class Session:
         self.backend: Backend = plugins.backend(config.backend.name)
         if config.model.load_format not in ("auto", "dummy"):
             raise ConfigError(f"model.load_format={config.model.load_format!r} is unknown (there are: auto, dummy)")
-        _check_engine(config)
+        check_engine(config)
         self.quantization = quantization(config.model)
-        self.model = self._model(config.model.reference, config.model.lora)
+        self.model = self._model(config.model.reference, config.model.lora, config.model.stream_layers)
         self.context = BackendContext(self.model, config.backend, self.limits)
 
-    def _model(self, reference: str, lora: str | None = None) -> Model:
+    def _model(self, reference: str, lora: str | None = None, stream_layers: int | None = None) -> Model:
         if lora is not None and not self.computes_checkpoint:
             raise ConfigError(f"model.lora={lora!r}: backend {self.backend.name} has no weights to merge it with")
         return Model(
@@ -59,6 +59,7 @@ class Session:
             dummy_seed=self.config.model.dummy_seed,
             adapter=None if lora is None else find_adapter(lora),
             quantization=self.quantization,
+            stream_layers=stream_layers,
         )
 
     @property
@@ -68,19 +69,8 @@ class Session:
 
     def check(self) -> None:
         """Refuse a model that can't be described, or not be run, before anything else of it is read."""
-        if not self.computes_checkpoint:
-            return
-        if reason := self.backend.refusal(self.model.spec, self.config.backend):
-            raise ConfigError(
-                f"backend={self.backend.name} can't run {self.config.model.reference}: {reason} "
-                "(`python -m xinfer inspect` tells which backends can)"
-            )
-        if self.quantization is not None and not self.backend.quantizes:
-            raise ConfigError(
-                f"model.quantization={self.config.model.quantization}: backend {self.backend.name} computes with the "
-                "weights as they are: leave it out, or take another backend"
-            )
-        _ = self.model.adapter
+        if self.computes_checkpoint:
+            check_model(self.config, self.model, self.backend)
 
     @cached_property
     def params(self) -> SamplingParams:
@@ -120,7 +110,7 @@ class Session:
                 "family": self.model.spec.family if self.computes_checkpoint else None,
                 "device": runner.info.device,
                 "dtype": runner.info.dtype,
-                "streaming": False,
+                "streaming": runner.info.stream_slots > 0,
             },
         )
         for note in self.model.notes if self.computes_checkpoint else ():
@@ -286,18 +276,3 @@ def _params(config: Config, defaults: Mapping[str, Any]) -> SamplingParams:
         return SamplingParams(**{**defaults, **given, **keep})
     except RequestError as error:
         raise ConfigError(f"sampling.{error}") from None
-
-
-def _check_engine(config: Config) -> None:
-    """Refuse, before anything is read, what is configured of the engine beside its limits."""
-    engine, choices = config.engine, ("off", "ngram", "draft")
-    if engine.logprobs_mode not in MODES:
-        raise ConfigError(f"engine.logprobs_mode={engine.logprobs_mode!r} is unknown (there are: {', '.join(MODES)})")
-    if engine.timeout_s is not None and not engine.timeout_s > 0:
-        raise ConfigError(f"engine.timeout_s={engine.timeout_s} is out of range: seconds above zero are expected")
-    if engine.speculation not in choices:
-        raise ConfigError(f"engine.speculation={engine.speculation!r} is unknown (there are: {', '.join(choices)})")
-    if engine.draft_tokens < 1:
-        raise ConfigError(f"engine.draft_tokens={engine.draft_tokens} is out of range: at least 1 is expected")
-    if (engine.speculation == "draft") != (engine.draft_model is not None):
-        raise ConfigError("engine.speculation=draft and engine.draft_model=REFERENCE go together: give both or neither")

@@ -55,33 +55,48 @@ class Case:
         return np.random.default_rng(seed).integers(0, self.config["vocab_size"], length).tolist()
 
     def ours(
-        self, dtype: str = "float32", determinism: str = "fast", backend: str = "eager", **changes: Any
+        self,
+        dtype: str = "float32",
+        determinism: str = "fast",
+        backend: str = "eager",
+        held: dict[str, Any] | None = None,
+        **changes: Any,
     ) -> Stepper:
-        """Return our side, of a config with these changes in it if there are any: the weights are the same."""
+        """Return our side, of a config with these changes in it if there are any: the weights are the same.
+
+        `held` is how they are held: further arguments of `Model`.
+        """
         if not changes:
-            return stepper(self.folder, dtype, determinism, self.max_len, backend)
+            return stepper(self.folder, dtype, determinism, self.max_len, backend, held)
         changed = self.root / "changed"
         changed.mkdir()
         (changed / "config.json").write_text(json.dumps(self.config | changes))
         for file in self.folder.glob("*.safetensors"):
             (changed / file.name).symlink_to(file)
-        return stepper(changed, dtype, determinism, self.max_len, backend)
+        return stepper(changed, dtype, determinism, self.max_len, backend, held)
 
     def refusal(self, backend: str) -> str | None:
         """Return why a backend can't run it, or None where it can."""
         return None if backend != "onnx" else onnx.supports(model_of(self.folder).spec, OnnxConfig(device="cpu"))
 
 
-def model_of(folder: Path, dtype: str = "float32") -> Model:
-    return Model(str(folder), lambda: folder, xinfer_model_families(), dtype=dtype)
+def model_of(folder: Path, dtype: str = "float32", **held: Any) -> Model:
+    return Model(str(folder), lambda: folder, xinfer_model_families(), dtype=dtype, **held)
 
 
-def stepper(folder: Path, dtype: str, determinism: str, max_len: int | None = None, backend: str = "eager") -> Stepper:
+def stepper(
+    folder: Path,
+    dtype: str,
+    determinism: str,
+    max_len: int | None = None,
+    backend: str = "eager",
+    held: dict[str, Any] | None = None,
+) -> Stepper:
     """Return a runner whose cache is full of rubbish, and blocks in a random order (case N02)."""
     limits = Limits(
         max_model_len=max_len, max_num_seqs=8, max_num_batched_tokens=512, kv_memory=64e6, determinism=determinism
     )
-    runner = RUNNERS[backend](model_of(folder, dtype), limits)
+    runner = RUNNERS[backend](model_of(folder, dtype, **(held or {})), limits)
     spoil(runner)
     return Stepper(runner)
 

@@ -45,6 +45,7 @@ class Backend:
             which config.json and the tokenizer lie already; the last argument tells whether logits of all tokens are
             wanted, not only of the last. None for a backend that has no such format.
         quantizes: whether it rounds weights as `Model.quantization` says.
+        streams: whether it can have fewer layers in memory than there are, as `Model.stream_layers` says.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Backend:
     supports: Callable[[DecoderSpec, Any], str | None] | None = None
     export: Callable[[BackendContext, Path, bool], None] | None = None
     quantizes: bool = False
+    streams: bool = False
 
     def refusal(self, spec: DecoderSpec, config: Any) -> str | None:
         """Return in one line why this backend can't run a model, or None where it can; see `supports`."""

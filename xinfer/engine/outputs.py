@@ -66,7 +66,8 @@ class StepStats:
         copies: blocks copied before the step, so that samples of one prompt can go their own ways.
         decode_step_time: `step_ms` of a step that does nothing but decode, else None.
         mem_used: bytes, as the runner tells; None where it does not.
-        gpu_util, kernel_launch_latency, cuda_memcpy_time, paged_attention_ratio: the same; see `ModelRunner.metrics`.
+        gpu_util, kernel_launch_latency, cuda_memcpy_time, paged_attention_ratio, stream_wait_ms: the same; see
+            `ModelRunner.metrics`.
     """
 
     step: int
@@ -97,6 +98,7 @@ class StepStats:
     kernel_launch_latency: float | None = None
     cuda_memcpy_time: float | None = None
     paged_attention_ratio: float | None = None
+    stream_wait_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

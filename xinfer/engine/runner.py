@@ -32,6 +32,8 @@ class RunnerInfo:
         kv_cache_bytes: memory of the KV cache.
         step_read_bytes: bytes of weights that a decode step must read; 0 where it has no meaning.
         kv_token_bytes: bytes of keys and values of one token.
+        stream_slots: layers that are in memory at once, where others are brought in in every step; 0 for all.
+        stream_bytes: of the layers that a step brings in.
         notes: what a user may want to know of how it computes.
         levels: those of `LEVELS` that it keeps, bit for bit, with the limits that it was made with.
         capabilities: optional parts of the contract that it has: `copy`, `free`; `decode_differs` says that it keeps
@@ -51,6 +53,8 @@ class RunnerInfo:
     kv_cache_bytes: int = 0
     step_read_bytes: int = 0
     kv_token_bytes: int = 0
+    stream_slots: int = 0
+    stream_bytes: int = 0
     notes: tuple[str, ...] = ()
     levels: frozenset[str] = frozenset({"rerun"})
     capabilities: frozenset[str] = frozenset()
@@ -85,7 +89,8 @@ class ModelRunner(ABC):
         """Return what the device tells of the last step; what it does not tell is left out.
 
         `mem_used` in bytes, `gpu_util` from 0 to 1, `kernel_launch_latency` and `cuda_memcpy_time` in milliseconds,
-        `paged_attention_ratio`: the share of attention that a kernel for paged caches did.
+        `paged_attention_ratio`: the share of attention that a kernel for paged caches did; `stream_wait_ms`: how long
+        it waited for layers to be brought in.
         """
         return {}
 

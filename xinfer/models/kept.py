@@ -16,14 +16,17 @@ from torch import Tensor
 import xinfer.models.quantize
 from xinfer.errors import ModelError
 from xinfer.models.cache import cache_folder
+from xinfer.models.lazy import Lazy
 from xinfer.models.model import Model
 from xinfer.models.safetensors_reader import read_safetensors
 
 log = logging.getLogger(__name__)
 
 
-def kept(owner: str, key: str, wanted: Collection[str], make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return tensors by name, mapped from the file of this key; made now if they are not there.
+def kept(
+    owner: str, key: str, wanted: Collection[str], make: Callable[[], Mapping[str, Tensor]]
+) -> Mapping[str, Tensor]:
+    """Return tensors by name, mapped from the file of this key when they are asked for; made now if they lack.
 
     `owner` is the folder of whoever has made them, within the cache folder.
     """
@@ -54,13 +57,13 @@ def code_hash(folder: Path) -> str:
     return code.hexdigest()
 
 
-def _read(file: Path, wanted: Collection[str]) -> dict[str, Tensor] | None:
+def _read(file: Path, wanted: Collection[str]) -> Mapping[str, Tensor] | None:
     """Return the tensors of a file that holds all that are wanted."""
     try:
         tensors = read_safetensors([file])
     except ModelError:
         return None
-    return {name: tensors.load(name) for name in wanted} if set(wanted) <= tensors.shapes.keys() else None
+    return Lazy(wanted, tensors.load) if set(wanted) <= tensors.shapes.keys() else None
 
 
 def _write(file: Path, weights: Mapping[str, Tensor]) -> None:

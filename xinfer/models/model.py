@@ -36,6 +36,7 @@ class Model:
         dummy_seed: what those are random by.
         adapter: returns what is merged into the weights, if anything is; not called before it is needed.
         quantization: how a backend is to round the weights, which are as they are here.
+        stream_layers: how many of the layers a backend is to have in memory at once; None for all.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class Model:
         dummy_seed: int = 0,
         adapter: Callable[[], Adapter] | None = None,
         quantization: Scheme | None = None,
+        stream_layers: int | None = None,
     ) -> None:
         self.reference, self.dtype, self.load_format, self.quantization = reference, dtype, load_format, quantization
         self.dummy_seed, self._locate, self._find_adapter = dummy_seed, locate, adapter
+        self.stream_layers = stream_layers
         self._families = {f.name: f for f in families}
 
     @cached_property

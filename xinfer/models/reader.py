@@ -1,6 +1,6 @@
 """Weights read ahead of their use, onto a device and in the precision to compute in."""
 
-__all__ = ["Reader", "give_back"]
+__all__ = ["Reader", "give_back", "read"]
 
 import ctypes
 import math
@@ -58,17 +58,8 @@ class Reader:
         waiting = sum(self._bytes[name] for name in self._pending)
         while self._names and (not waiting or waiting + self._bytes[self._names[0]] <= self._most):
             name = self._names.popleft()
-            self._pending[name] = self._pool.submit(self._read, name)
+            self._pending[name] = self._pool.submit(read, self._weights, name, self._device, self._dtype)
             waiting += self._bytes[name]
-
-    def _read(self, name: str) -> Tensor:
-        with torch.no_grad():  # of which each thread has its own; graphs can't be made with tensors of inference mode
-            tensor = self._weights.load(name)
-            if not tensor.is_floating_point():
-                kind = str(tensor.dtype).removeprefix("torch.")
-                raise ModelError(f"{name} is stored as {kind}, as of a quantized checkpoint, which can't be read")
-            precise = self._weights.spec.keeps_precision(name)
-            return tensor.to(self._device, torch.float32 if precise else self._dtype)
 
     def load(self, name: str) -> Tensor:
         """Return a weight on the device, in its precision."""
@@ -80,7 +71,17 @@ class Reader:
             self._used = 0
             give_back()
         self._read_on()
-        return future.result() if future is not None else self._read(name)
+        return future.result() if future is not None else read(self._weights, name, self._device, self._dtype)
+
+
+def read(weights: Weights, name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a weight on a device, in a precision, or float32 where it must be."""
+    with torch.no_grad():  # of which each thread has its own; graphs can't be made with tensors of inference mode
+        tensor = weights.load(name)
+        if not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(f"{name} is stored as {kind}, as of a quantized checkpoint, which can't be read")
+        return tensor.to(device, torch.float32 if weights.spec.keeps_precision(name) else dtype)
 
 
 def give_back() -> None:

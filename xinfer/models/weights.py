@@ -129,7 +129,7 @@ class Weights:
         if not last:
             return self._load(place.name)
         with self._one_at_a_time:
-            if self._fused is None or self._fused[0] != place.name:
+            if self._fused is None or self._fused[0] != place.name or not place.index:
                 self._fused = place.name, self._load(place.name)
             tensor = self._fused[1]
             if place.index == last:

@@ -129,6 +129,10 @@ def _rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("KV cache", gibibytes(figures["kv_cache_bytes"]), "capacity"),
         ("peak memory", gibibytes(figures["peak_memory_bytes"]), "of the process"),
     ]
+    if stream := figures.get("stream"):
+        each = "-" if stream["bytes_per_token"] is None else gibibytes(stream["bytes_per_token"])
+        waited = f"{stream['wait_share']:.0%} of the time spent waiting for it"
+        rows.append(("brought in", each, f"a token, with {stream['slots']} layers in memory; {waited}"))
     if roofline := figures.get("roofline"):
         share, bandwidth = roofline["share"], roofline["read_bandwidth_bytes_s"] / 1e9
         rows.append(("roofline", f"{share:.0%}", f"of what reading weights and cache at {bandwidth:.0f} GB/s allows"))

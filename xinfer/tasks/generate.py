@@ -27,6 +27,7 @@ from xinfer.tasks import Job
 from xinfer.tasks.console import Progress, TextWriter, show_summary
 from xinfer.tasks.recording import recording, replay_command
 from xinfer.tasks.roofline import Roofline
+from xinfer.tasks.streaming import Streaming
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Generation:
         self._queued: list[str] = []
         self.writer = TextWriter(sys.stdout, silent=config.bench_only)
         self.engine: Engine
-        self._roofline = Roofline()
+        self._roofline, self._streaming = Roofline(), Streaming()
         self._started = perf_counter()
 
     def start(self, seed: int) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class Generation:
         self.provenance = Provenance(self.session.hashes())
         plugins = self.job.plugins.observers()
         observers = Observers(
-            on_step=(self.record.step, self._roofline.add, *plugins.on_step),
+            on_step=(self.record.step, self._roofline.add, self._streaming.add, *plugins.on_step),
             on_token=plugins.on_token,
             on_request_finished=(self.record.output, *plugins.on_request_finished),
         )
@@ -90,7 +91,7 @@ class Generation:
         return {
             "seed": seed,
             "sampling": _effective(self.session.params),
-            "streaming": False,
+            "streaming": runner.info.stream_slots > 0,
             "resident_weight_bytes": runner.info.resident_weight_bytes,
             "kv_cache_bytes": runner.info.kv_cache_bytes,
             "device": runner.info.device,
@@ -151,7 +152,8 @@ class Generation:
         self.record.update(**self.provenance.result())
         if self.engine.speculator is not None:
             figures["speculation"] = self.engine.speculator.figures()
-        return figures | {"roofline": self._roofline.figures(self.session.runner.info)}
+        info = self.session.runner.info
+        return figures | {"roofline": self._roofline.figures(info), "stream": self._streaming.figures(info)}
 
 
 _ENDINGS = {

@@ -40,7 +40,7 @@ def kv_scales(
     recipes: Mapping[str, Recipe],
     weights: Mapping[str, Tensor],
     open_graph: Callable[[Path, Mapping[str, Tensor]], ort.InferenceSession],
-) -> dict[str, Tensor]:
+) -> Mapping[str, Tensor]:
     """Return the scales that a graph wants, float32 [G * width] by name, from the cache folder if they are there.
 
     Args:

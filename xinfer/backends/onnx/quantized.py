@@ -103,7 +103,7 @@ def quantized_weights(
     wanted = {_place(recipe): recipe for recipe in recipes.values() if is_quantized(recipe)}
     factors = [f"{_FACTORS}{site.name}" for site in sites(model.spec)] if scheme.smooths else []
     if model.load_format == "dummy":  # of which there is nothing to be seen
-        found = dict(_rounded(model, scheme, wanted))
+        found: Mapping[str, Tensor] = dict(_rounded(model, scheme, wanted))
     else:
         seeing = code_hash(Path(__file__).parent) if scheme.smooths else ""
         key = checkpoint_key(model, scheme, seeing)

@@ -68,7 +68,15 @@ def supports(spec: DecoderSpec, config: EagerConfig | CompileConfig) -> str | No
 def xinfer_backends() -> list[Backend]:
     """Return the backends of this folder."""
     return [
-        Backend("eager", EagerConfig, create, "plain PyTorch, on the CPU or CUDA", supports=supports, quantizes=True),
+        Backend(
+            "eager",
+            EagerConfig,
+            create,
+            "plain PyTorch, on the CPU or CUDA",
+            supports=supports,
+            quantizes=True,
+            streams=True,
+        ),
         Backend(
             "compile",
             CompileConfig,

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xinfer.backends.torch.kernels import available
+from xinfer.backends.torch.load import Join
 from xinfer.models.quantize import Packed
 
 _FEW = 4  # rows up to which multiplying with codes takes less time than making weights of them (as `few_rows`)
@@ -68,13 +69,11 @@ class Codes:
         return weights.flatten(-2)[..., : self.columns]
 
 
-def joined(parts: Sequence[Codes], dim: int) -> Codes:
+def joined(parts: Sequence[Codes], dim: int, join: Join) -> Codes:
     """Return matrices that fit, one's rows behind the other's along a dimension."""
-    if len(parts) == 1:
-        return parts[0]
-    zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None], dim)
-    codes, scales = torch.cat([part.codes for part in parts], dim), torch.cat([part.scales for part in parts], dim)
-    return Codes(codes, scales, zeros, parts[0].bits, parts[0].columns)
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    codes, scales = join([part.codes for part in parts], dim), join([part.scales for part in parts], dim)
+    return Codes(codes, scales, join(zeros, dim) if zeros else None, parts[0].bits, parts[0].columns)
 
 
 class _Held(nn.Module):

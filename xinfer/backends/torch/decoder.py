@@ -7,6 +7,7 @@ tokens of the step, H hidden, Q query heads, G key/value heads, D width of a hea
 __all__ = ["AnyStep", "Decoder", "Turns"]
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +21,16 @@ from xinfer.backends.torch.linear import (
     Embedding,
     ExpertLinear,
     Linear,
-    Load,
     Norm,
     PerHead,
     linear_of,
     make_linear,
     make_norm,
 )
+from xinfer.backends.torch.load import Load
 from xinfer.backends.torch.mlp import Elementwise, Experts, make_mlp
 from xinfer.backends.torch.rotary import Rotary, Turn, grow, rotate
+from xinfer.backends.torch.streaming import LayerStream
 from xinfer.models.spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec, RopeSpec
 
 AnyStep = Step | CpuStep | InvariantStep
@@ -93,8 +95,8 @@ class LatentAttention(nn.Module):
         self.q = make_linear(load, "q" if latent.q_rank is None else "q_b")
         self.kv_a = make_linear(load, "kv_a", bias=spec.qkv_bias)
         self.kv_a_norm = make_norm(latent.norm, load, "kv_a_norm", latent.rank)
-        self.k_b = PerHead(load("k_b.weight").view(spec.heads, -1, latent.rank))  # [Q, nope, rank]
-        self.v_b = PerHead(load("v_b.weight").view(spec.heads, -1, latent.rank).transpose(1, 2))  # [Q, rank, value]
+        k_b, v_b = (load.join([load(f"{name}.weight")], 0).view(spec.heads, -1, latent.rank) for name in ("k_b", "v_b"))
+        self.k_b, self.v_b = PerHead(k_b), PerHead(v_b.transpose(1, 2))  # [Q, nope, rank], [Q, rank, value]
         self.o = make_linear(load, "o", bias=spec.output_bias)
 
     def forward(self, x: Tensor, turn: Turn | None, pool: Tensor, step: AnyStep) -> Tensor:
@@ -135,7 +137,7 @@ class Layer(nn.Module):
         self.mlp_norm = make_norm(spec.mlp_norm, load, "mlp_norm", hidden)
         self.mlp_post_norm = make_norm(spec.mlp_post_norm, load, "mlp_post_norm", hidden)
         latent, experts = spec.attention.latent, spec.mlp.experts
-        own, other = (lambda name: load(f"attn.{name}")), (lambda name: load(f"mlp.{name}"))
+        own, other = load.within("attn."), load.within("mlp.")
         self.attn: Any = (
             Attention(spec.attention, own) if latent is None else LatentAttention(spec.attention, latent, own)
         )
@@ -177,6 +179,10 @@ class Decoder(nn.Module):
         max_len: most tokens that a sequence will have.
         dtype, device: what is computed in, and on.
         invariant: compute each row in a way that does not depend on how many there are.
+        slots: how many layers are there at once; None for all.
+
+    Attributes:
+        stream: what brings in layers, if they are not all there.
     """
 
     def __init__(
@@ -187,14 +193,15 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         invariant: bool = False,
+        slots: int | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.elementwise: Elementwise = by_rows if invariant else lambda function, x: function(x)
-        self.layers = nn.ModuleList(
-            Layer(layer, spec.hidden_size, self.elementwise, lambda name, i=i: load(f"layers.{i}.{name}"))  # type: ignore[misc]
-            for i, layer in enumerate(spec.layers)
-        )
+        make, count = partial(make_layer, spec, self.elementwise, invariant), len(spec.layers)
+        self.stream = None if slots is None else LayerStream(make, load, count, slots, device)
+        layers = (make(load, index) for index in range(count)) if self.stream is None else self.stream.modules()
+        self.layers = nn.ModuleList(layers)
         self.norm = make_norm(spec.norm, load, "norm", spec.hidden_size)
         embed, bias = load("embed.weight"), load("head.bias") if spec.head_bias else None
         self.embed: Any = CodesEmbedding(embed, dtype) if isinstance(embed, Codes) else Embedding(embed)
@@ -202,9 +209,7 @@ class Decoder(nn.Module):
         self.head: Any = self.embed.head(bias) if spec.tied else linear_of(load("head.weight"), bias)
         self._embed_scale = float(torch.tensor(spec.embed_scale, dtype=dtype))
         if invariant:
-            for module in self.modules():
-                if isinstance(module, Linear | ExpertLinear | CodesLinear | ExpertCodes):
-                    module.pack()
+            _pack(self.head)
         ropes = dict.fromkeys(layer.attention.rope for layer in spec.layers)
         self._rotary = {rope: Rotary(rope, max_len, dtype, device) for rope in ropes if rope is not None}
 
@@ -244,12 +249,32 @@ class Decoder(nn.Module):
 
     def parts(self) -> Iterator[Part]:
         """Yield what computes rows by themselves, each kind of layer once."""
-        for layer in dict(zip(self.spec.layers, self.layers, strict=True)).values():
-            assert isinstance(layer, Layer)
+        layers: dict[LayerSpec, Any] = dict(zip(self.spec.layers, self.layers, strict=True))
+        for layer in layers.values():
             yield from layer.parts(self.spec.hidden_size)
 
     def pad(self, padding: Padding) -> None:
         """Have experts compute with so many rows, as all else does."""
-        for module in self.modules():
-            if isinstance(module, Experts):
-                module.padding = padding
+        _pad(self, padding)
+        if self.stream is not None:
+            self.stream.change(partial(_pad, padding=padding))
+
+
+def make_layer(spec: DecoderSpec, elementwise: Elementwise, invariant: bool, load: Load, index: int) -> Layer:
+    """Return a layer of a decoder by its number; see `Decoder` for the rest."""
+    layer = Layer(spec.layers[index], spec.hidden_size, elementwise, load.within(f"layers.{index}."))
+    if invariant:
+        _pack(layer)
+    return layer
+
+
+def _pack(part: nn.Module) -> None:
+    for module in part.modules():
+        if isinstance(module, Linear | ExpertLinear | CodesLinear | ExpertCodes):
+            module.pack()
+
+
+def _pad(part: nn.Module, padding: Padding) -> None:
+    for module in part.modules():
+        if isinstance(module, Experts):
+            module.padding = padding

@@ -6,7 +6,6 @@ __all__ = [
     "ExpertLinear",
     "Joined",
     "Linear",
-    "Load",
     "Norm",
     "PerHead",
     "activation",
@@ -17,7 +16,6 @@ __all__ = [
 ]
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +23,8 @@ from torch import Tensor, nn
 
 from xinfer.backends.torch.codes import Codes, CodesLinear, ExpertCodes, joined
 from xinfer.backends.torch.kernels import available
+from xinfer.backends.torch.load import Load
 from xinfer.models.spec import NormSpec
-
-Load = Callable[[str], Any]  # by name; a tensor, or `Codes` where it is quantized
 
 
 class Linear(nn.Module):
@@ -91,11 +88,11 @@ def make_linear(load: Load, *names: str, bias: bool = False) -> nn.Module:
     """Return the projections of these names as one, one's rows behind the other's, if they are rounded alike."""
     weights, biases = [load(f"{name}.weight") for name in names], [load(f"{name}.bias") for name in names if bias]
     if not isinstance(weights[0], Codes):
-        return linear_of(_cat(weights, 0), _cat(biases, 0) if bias else None)
+        return linear_of(load.join(weights, 0), load.join(biases, 0) if bias else None)
     made: list[nn.Module] = []
     for group in _alike(weights):
         own = biases[group] if bias else []
-        made.append(CodesLinear(joined(weights[group], 0), _cat(own, 0) if own else None))
+        made.append(CodesLinear(joined(weights[group], 0, load.join), load.join(own, 0) if own else None))
     return made[0] if len(made) == 1 else Joined(made)
 
 
@@ -108,10 +105,10 @@ def make_experts(load: Load, *names: str, bias: bool = False) -> "ExpertLinear |
     """Return projections of several experts, those of these names as one."""
     weights = [load(f"experts.{name}.weight") for name in names]
     biases = [load(f"experts.{name}.bias") for name in names if bias]
-    own = _cat(biases, 1) if bias else None
-    return (
-        ExpertCodes(joined(weights, 1), own) if isinstance(weights[0], Codes) else ExpertLinear(_cat(weights, 1), own)
-    )
+    own = load.join(biases, 1) if bias else None
+    if isinstance(weights[0], Codes):
+        return ExpertCodes(joined(weights, 1, load.join), own)
+    return ExpertLinear(load.join(weights, 1), own)
 
 
 def _alike(weights: list[Codes]) -> Iterator[slice]:
@@ -121,10 +118,6 @@ def _alike(weights: list[Codes]) -> Iterator[slice]:
         if end == len(weights) or not weights[end].fits(weights[start]):
             yield slice(start, end)
             start = end
-
-
-def _cat(tensors: list[Tensor], dim: int) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
 
 
 class Embedding(nn.Module):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from xinfer.backends.torch.invariant import Padding, Part
-from xinfer.backends.torch.linear import Linear, Load, activation, make_experts, make_linear
+from xinfer.backends.torch.linear import activation, make_experts, make_linear
+from xinfer.backends.torch.load import Load
 from xinfer.models.spec import ExpertsSpec, MlpSpec
 
 Elementwise = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
@@ -106,8 +107,8 @@ class Experts(nn.Module):
         self.shared = self.gate = None
         if experts.shared is not None:
             shared = replace(one, size=experts.shared)
-            self.shared = make_mlp(shared, elementwise, lambda name: load(f"shared.{name}"))
-            self.gate = Linear(load("shared_gate.weight")) if experts.shared_gate else None
+            self.shared = make_mlp(shared, elementwise, load.within("shared."))
+            self.gate = make_linear(load, "shared_gate") if experts.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] to [T, H]."""

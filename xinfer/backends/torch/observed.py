@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from xinfer.backends.torch.attention import Prefill, Step
 from xinfer.backends.torch.decoder import Decoder, Layer
-from xinfer.backends.torch.linear import Joined, Linear, Load
+from xinfer.backends.torch.linear import Joined, Linear
+from xinfer.backends.torch.load import Load
 from xinfer.backends.torch.rotary import Rotary
 from xinfer.models.model import Model
 from xinfer.models.reader import Reader
@@ -44,12 +45,13 @@ def observed(model: Model) -> Iterator[dict[str, Tensor]]:
     spec = model.spec
     size = min(_WINDOW, spec.max_model_len)
     texts = [torch.from_numpy(tokens).long() for tokens in windows(model, size)]
-    with torch.no_grad(), Reader(model.weights, torch.device("cpu"), torch.float32) as reader:
-        ends = Decoder(replace(spec, layers=()), reader.load, spec.max_model_len, torch.float32, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    with torch.no_grad(), Reader(model.weights, cpu, torch.float32) as reader:
+        ends = Decoder(replace(spec, layers=()), Load(reader.load), spec.max_model_len, torch.float32, cpu)
         positions = torch.arange(size)
         hidden = [ends.embedded(tokens, positions) for tokens in texts]
         for index, layer in enumerate(spec.layers):
-            module = Layer(layer, spec.hidden_size, lambda f, x: f(x), _within(reader.load, f"layers.{index}."))
+            module = Layer(layer, spec.hidden_size, lambda f, x: f(x), Load(reader.load, prefix=f"layers.{index}."))
             sums: dict[str, Tensor] = {}
             parts = dict(module.named_modules())
             for name, sources in _SOURCES.items():
@@ -69,10 +71,6 @@ def observed(model: Model) -> Iterator[dict[str, Tensor]]:
             yield {name: total / (size * len(texts)) for name, total in sums.items()}
         inputs = torch.cat([ends.norm(x) for x in hidden])
         yield {"embed.weight" if spec.tied else "head.weight": inputs.T @ inputs / len(inputs)}
-
-
-def _within(load: Load, prefix: str) -> Load:
-    return lambda name: load(prefix + name)
 
 
 def _alone(size: int) -> Step:

@@ -12,6 +12,7 @@ from torch import Tensor
 from xinfer.backends.torch.codes import Codes
 from xinfer.backends.torch.observed import observed
 from xinfer.models.kept import checkpoint_key, code_hash, kept
+from xinfer.models.lazy import Lazy
 from xinfer.models.model import Model
 from xinfer.models.quantize import Gram, Scheme, quantize
 from xinfer.models.reader import Reader
@@ -19,25 +20,33 @@ from xinfer.models.reader import Reader
 log = logging.getLogger(__name__)
 
 
-def quantized(model: Model, scheme: Scheme, names: list[str]) -> dict[str, Codes]:
-    """Return these matrices by canonical name, mapped from the cache folder; rounded now if they are not there."""
+def quantized(model: Model, scheme: Scheme, names: list[str]) -> Mapping[str, Codes]:
+    """Return those of these matrices that are rounded, by canonical name; each is read when it is asked for.
+
+    They are mapped from the cache folder, and rounded now if they are not there.
+    """
     schemes = {name: own for name in names if (own := scheme.of(name, model.spec.tensors[name])) is not None}
-    parts = [f"{part} {name}" for name, own in schemes.items() for part in _parts(own)]
     if model.load_format == "dummy":  # of which there is nothing to be seen
-        found: Mapping[str, Tensor] = dict(_rounded(model, schemes, iter(())))
-    else:
-        key = checkpoint_key(model, scheme, code_hash(Path(__file__).parent) if scheme.method == "gptq" else "")
-        found = kept("torch", key, parts, lambda: dict(_made(model, scheme, schemes)))
-    return {name: _codes(found, name, own, model.spec.tensors[name][-1]) for name, own in schemes.items()}
+        return Lazy(schemes, lambda name: _codes(_of_dummy(model, name, schemes[name]), name, schemes[name], model))
+    parts = [f"{part} {name}" for name, own in schemes.items() for part in _parts(own)]
+    key = checkpoint_key(model, scheme, code_hash(Path(__file__).parent) if scheme.method == "gptq" else "")
+    found = kept("torch", key, parts, lambda: dict(_made(model, scheme, schemes)))
+    return Lazy(schemes, lambda name: _codes(found, name, schemes[name], model))
 
 
 def _parts(scheme: Scheme) -> tuple[str, ...]:
     return ("codes", "scales") if scheme.symmetric else ("codes", "scales", "zeros")
 
 
-def _codes(found: Mapping[str, Tensor], name: str, scheme: Scheme, columns: int) -> Codes:
+def _codes(found: Mapping[str, Tensor], name: str, scheme: Scheme, model: Model) -> Codes:
     zeros = None if scheme.symmetric else found[f"zeros {name}"]
+    columns = model.spec.tensors[name][-1]
     return Codes(found[f"codes {name}"], found[f"scales {name}"], zeros, scheme.bits, columns)
+
+
+def _of_dummy(model: Model, name: str, scheme: Scheme) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return dict(_round(model.weights.load(name), name, scheme, None))
 
 
 def _made(model: Model, scheme: Scheme, schemes: Mapping[str, Scheme]) -> Iterator[tuple[str, Tensor]]:

@@ -26,13 +26,16 @@ from xinfer.backends.torch.invariant import (
     plan_invariant,
     repeat_last,
 )
+from xinfer.backends.torch.load import Load
 from xinfer.backends.torch.quantized import quantized
+from xinfer.backends.torch.streaming import StreamPlan, reading_anew
 from xinfer.backends.torch.threads import end_threads
 from xinfer.devices import cache_budget, choose_device, choose_dtype
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
 from xinfer.hardware import available_memory, gibibytes
+from xinfer.models.mapped_file import copied
 from xinfer.models.quantize import Scheme
 from xinfer.models.reader import Reader
 from xinfer.models.spec import DecoderSpec
@@ -64,18 +67,26 @@ class TorchRunner(ModelRunner):
         element = self.dtype.itemsize
         scheme = context.model.quantization
         size = partial(_stored_bytes, scheme, element)
-        _check_fits(sum(size(name, shape) for name, shape in spec.tensors.items()), self.device)
+        total = sum(size(name, shape) for name, shape in spec.tensors.items())
+        stream = StreamPlan.of(spec, context.model.stream_layers, size)
+        _check_fits(total - stream.bytes + stream.turning_bytes, self.device)
         started = perf_counter()
         invariant = context.limits.invariant and self.can_pad
         codes = {} if scheme is None else quantized(context.model, scheme, list(spec.tensors))
-        plain = [name for name in weights if name not in codes]
-        with torch.no_grad(), Reader(weights, self.device, self.dtype, plain) as reader:
+        make = partial(Decoder, spec, max_len=longest, dtype=self.dtype, device=self.device, invariant=invariant)
+        with torch.no_grad():
+            if stream.slots:
+                with copied():
+                    self.model = make(reading_anew(weights, codes, self.device, self.dtype), slots=stream.slots)
+            else:
+                plain = [name for name in weights if name not in codes]
+                with Reader(weights, self.device, self.dtype, plain) as reader:
 
-            def load(name: str) -> Tensor | Codes:
-                return codes.pop(name).to(self.device) if name in codes else reader.load(name)
+                    def get(name: str) -> Tensor | Codes:
+                        return codes[name].to(self.device) if name in codes else reader.load(name)
 
-            self.model = Decoder(spec, load, longest, self.dtype, self.device, invariant)
-        resident = held_bytes(self.model)
+                    self.model = make(Load(get))
+        resident = held_bytes(self.model) + stream.turning_bytes
         log.info(
             "weights on the device",
             extra={"seconds": perf_counter() - started, "bytes": resident, "device": str(self.device)},
@@ -98,6 +109,8 @@ class TorchRunner(ModelRunner):
             kv_cache_bytes=sum(p.numel() * p.element_size() for p in self.pools),
             step_read_bytes=spec.step_read(size),
             kv_token_bytes=spec.kv_token_elements * element,
+            stream_slots=stream.slots,
+            stream_bytes=stream.bytes,
             notes=() if self.padding is None else (str(self.padding),),
             levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
             capabilities=frozenset({"copy"}),
@@ -144,12 +157,16 @@ class TorchRunner(ModelRunner):
 
     def metrics(self) -> Mapping[str, Any]:
         """See `ModelRunner.metrics`."""
-        if self.device.type == "cuda":
-            return {"mem_used": torch.cuda.memory_allocated(self.device)}
-        return {"mem_used": self._memory()}
+        used = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else self._memory()
+        metrics: dict[str, Any] = {"mem_used": used}
+        if (stream := self.model.stream) is not None:
+            metrics["stream_wait_ms"], stream.waited_s = stream.waited_s * 1e3, 0.0
+        return metrics
 
     def close(self) -> None:
         """Give back the memory."""
+        if self.model.stream is not None:
+            self.model.stream.close()
         del self.model, self.pools
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -5,10 +5,12 @@ of a few rows: where one thread loaded a model and another stepped it, a token o
 (bfloat16, two Zen 5 cores, torch 2.13, 2026-11-30).
 """
 
-__all__ = ["end_threads"]
+__all__ = ["compute_alone", "end_threads"]
 
 import ctypes
 import sys
+
+import torch
 
 _HARD = 2  # of OpenMP's `omp_pause_resource_t`: everything is given back
 
@@ -17,3 +19,10 @@ def end_threads() -> None:
     """End those of the thread that calls this; it gets others when it computes again."""
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "omp_pause_resource_all"):
         library.omp_pause_resource_all(_HARD)
+
+
+def compute_alone() -> None:
+    """Have the thread that calls this compute without others, for good: it works beside one that has them."""
+    torch.get_num_threads()  # with which torch sets this thread up as all others
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "omp_set_num_threads"):
+        library.omp_set_num_threads(1)

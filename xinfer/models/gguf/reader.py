@@ -209,10 +209,8 @@ class _File:
         entry = self._readable(name)
         if entry.kind.name in _PLAIN:
             return self._file.tensor(entry.offset, _PLAIN[entry.kind.name], entry.shape)
-        raw = np.frombuffer(self._file.data, np.uint8, entry.size, entry.offset)
-        values = torch.from_numpy(_dequantized(raw, entry.kind)).view(entry.shape)
-        self._file.give_back(entry.offset, entry.size)
-        return values
+        raw = self._file.tensor(entry.offset, torch.uint8, (entry.size,))
+        return torch.from_numpy(_dequantized(raw.numpy(), entry.kind)).view(entry.shape)
 
     def _readable(self, name: str) -> _Entry:
         entry = self._tensors[name]
