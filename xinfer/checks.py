@@ -7,6 +7,7 @@ from xinfer.config import Config
 from xinfer.engine.logprobs import MODES
 from xinfer.errors import ConfigError
 from xinfer.models.model import Model
+from xinfer.processes import count
 
 
 def check_model(config: Config, model: Model, backend: Backend) -> None:
@@ -32,7 +33,30 @@ def check_model(config: Config, model: Model, backend: Backend) -> None:
             f"model.stream_layers={slots} is out of range: {config.model.reference} has {layers} layers, of which 1 to "
             f"{layers} can be in memory at once (null, or --no-stream, for all)"
         )
+    _check_processes(config, backend)
     _ = model.adapter
+
+
+def _check_processes(config: Config, backend: Backend) -> None:
+    wanted, there = config.parallel.tensor, count()
+    most = max(wanted, there)
+    if wanted < 1:
+        raise ConfigError(f"parallel.tensor={wanted} is out of range: at least 1 is expected")
+    if wanted > 1 and not backend.splits:
+        raise ConfigError(
+            f"parallel.tensor={wanted}: backend {backend.name} computes in one process: take backend=eager, or leave "
+            "it out"
+        )
+    if wanted > 1 and config.engine.determinism == "invariant":
+        raise ConfigError(
+            f"parallel.tensor={wanted}: sums over processes depend on how many rows there are: leave it out, or "
+            "engine.determinism=invariant"
+        )
+    if wanted != there:
+        raise ConfigError(
+            f"parallel.tensor={wanted} takes as many processes, but there {'is' if there == 1 else 'are'} {there}: "
+            f"start them with `torchrun --nproc-per-node {most} -m xinfer parallel.tensor={most}`"
+        )
 
 
 def check_engine(config: Config) -> None:

@@ -23,10 +23,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from xinfer import composing
-from xinfer.errors import ConfigError, XinferError
+from xinfer.errors import ConfigError, DeviceError, UsageError, XinferError
 from xinfer.flags import CommandLine, flags_help, parse, quote
 from xinfer.logs import configure
 from xinfer.plugins import Plugins, load_plugins
+from xinfer.processes import rank
 from xinfer.records import redacted
 from xinfer.tasks import Job
 
@@ -65,7 +66,8 @@ def _answered(work: Any) -> int:
     try:
         return int(work())
     except XinferError as error:
-        _say(str(error))
+        if not rank() or not isinstance(error, UsageError) or isinstance(error, DeviceError):  # the others are alike
+            _say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")
@@ -89,6 +91,9 @@ def _say(message: str) -> None:
 
 def _run(argv: list[str]) -> int:
     line = parse(argv)
+    if rank():  # of several processes the first speaks and records
+        sys.stdout = io.StringIO()
+        line.overrides.append("record.enabled=false")
     plugins = load_plugins()
     composing.register(plugins)
     OmegaConf.register_new_resolver("xinfer_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
@@ -117,7 +122,7 @@ def _job(config: DictConfig, line: CommandLine, plugins: Plugins) -> int:
     typed = composing.typed(config)
     if typed.json and typed.task != "inspect":
         raise ConfigError("json=true is of the task inspect: for the figures of a run give --json-stats")
-    configure(typed.log.level, typed.log.json)
+    configure("error" if rank() else typed.log.level, typed.log.json)
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     plain: Any = OmegaConf.to_container(OmegaConf.create({"hydra": hydra_config}), resolve=False)
     job = Job(plugins, tuple(line.prompts), folder, tuple(hydra_config.overrides.task), resolved, plain)

@@ -8,6 +8,7 @@ __all__ = [
     "EngineConfig",
     "LogConfig",
     "ModelConfig",
+    "ParallelConfig",
     "RecordConfig",
     "SamplingConfig",
     "keys",
@@ -113,6 +114,18 @@ class EngineConfig:
 
 
 @dataclass
+class ParallelConfig:
+    """How a model is shared out.
+
+    Attributes:
+        tensor: among so many processes, which `torchrun --nproc-per-node N -m xinfer` starts: each has some heads and
+            some columns of every layer.
+    """
+
+    tensor: int = 1
+
+
+@dataclass
 class RecordConfig:
     """What is kept of a run.
 
@@ -174,6 +187,7 @@ class Config:
     backend: Any = MISSING
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
     log: LogConfig = field(default_factory=LogConfig)
     export: ExportConfig = field(default_factory=ExportConfig)

@@ -7,18 +7,23 @@ import torch
 from xinfer.engine.types import Limits
 from xinfer.errors import ConfigError, DeviceError
 from xinfer.hardware import available_memory
+from xinfer.processes import count, rank
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CPU_CACHE = 1 << 30  # bytes of KV cache that a CPU takes unasked, if that holds one whole context
 _ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def choose_device(wanted: str) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; one that is not there is an error listing those."""
+def choose_device(wanted: str, processes: int = 1) -> torch.device:
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; one that is not there is an error listing those.
+
+    Of several processes on a machine, the first takes the first device for `auto` and `cuda`, and so on.
+    """
     there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0))]
+    own = f"cuda:{rank() % count(here=True) if processes > 1 else 0}"
     if wanted == "auto":
-        return torch.device(there[1] if len(there) > 1 else "cpu")
-    name = "cuda:0" if wanted == "cuda" else wanted
+        wanted = "cuda" if len(there) > 1 else "cpu"
+    name = own if wanted == "cuda" else wanted
     if name not in there:
         raise DeviceError(f"backend.device={wanted!r} is not there (there are: {', '.join(there)})")
     return torch.device(name)

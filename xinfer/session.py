@@ -45,7 +45,7 @@ class Session:
         check_engine(config)
         self.quantization = quantization(config.model)
         self.model = self._model(config.model.reference, config.model.lora, config.model.stream_layers)
-        self.context = BackendContext(self.model, config.backend, self.limits)
+        self.context = BackendContext(self.model, config.backend, self.limits, config.parallel.tensor)
 
     def _model(self, reference: str, lora: str | None = None, stream_layers: int | None = None) -> Model:
         if lora is not None and not self.computes_checkpoint:

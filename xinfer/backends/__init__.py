@@ -21,11 +21,13 @@ class BackendContext:
         model: the model, of which nothing has been read yet; a backend that brings its own need not touch it.
         config: an instance of the backend's own config class.
         limits: what the engine will ask of the runner at most.
+        processes: how many compute the model together, this one among them; see `Backend.splits`.
     """
 
     model: Model
     config: Any
     limits: Limits
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Backend:
             which config.json and the tokenizer lie already; the last argument tells whether logits of all tokens are
             wanted, not only of the last. None for a backend that has no such format.
         quantizes: whether it rounds weights as `Model.quantization` says.
+        splits: whether several processes can compute a model together. `torchrun` starts them all alike; in all but the
+            first `create` does not return: it does what the first one's runner does, and leaves the program with that.
         streams: whether it can have fewer layers in memory than there are, as `Model.stream_layers` says.
     """
 
@@ -57,6 +61,7 @@ class Backend:
     export: Callable[[BackendContext, Path, bool], None] | None = None
     quantizes: bool = False
     streams: bool = False
+    splits: bool = False
 
     def refusal(self, spec: DecoderSpec, config: Any) -> str | None:
         """Return in one line why this backend can't run a model, or None where it can; see `supports`."""

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from xinfer import hardware
 from xinfer.errors import UsageError
 from xinfer.logs import log_to_file
+from xinfer.processes import count
 from xinfer.records import RunRecord, redacted
 from xinfer.tasks import Job
 
@@ -31,7 +32,7 @@ def recording(record: RunRecord, job: Job) -> Iterator[dict[str, Any]]:
     figures: dict[str, Any] = {}
     record.update(
         task=job.resolved["task"],
-        command=["python", "-m", "xinfer", *redacted(job.overrides)],
+        command=[*_program(), *redacted(job.overrides)],
         config=redacted(job.resolved),
         versions=hardware.versions(),
         hardware=asdict(hardware.describe()),
@@ -74,6 +75,13 @@ def _write_hydra_files(folder: Path, job: Job) -> None:
         OmegaConf.save(OmegaConf.create(redacted(content)), folder / f"{name}.yaml")
 
 
+def _program() -> list[str]:
+    """Return what starts xinfer as it was started."""
+    processes = count()
+    started = ["python"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes)]
+    return [*started, "-m", "xinfer"]
+
+
 def replay_command(job: Job, record: RunRecord, seed: int) -> str | None:
     """Return the command that runs the same again, or None where the record does not hold the texts.
 
@@ -86,9 +94,7 @@ def replay_command(job: Job, record: RunRecord, seed: int) -> str | None:
     kept = [word for word in job.overrides if word.partition("=")[0] not in ("sampling.seed", "task", "chat")]
     return shlex.join(
         [
-            "python",
-            "-m",
-            "xinfer",
+            *_program(),
             *redacted(kept),
             f"sampling.seed={seed}",
             "--requests",

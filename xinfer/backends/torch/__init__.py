@@ -39,9 +39,11 @@ class CompileConfig:
 
 def create(context: BackendContext) -> ModelRunner:
     """Load the model onto the device."""
+    from xinfer.backends.torch.parallel import led
     from xinfer.backends.torch.runner import TorchRunner
 
-    return TorchRunner(context)
+    runner = TorchRunner(context)
+    return led(runner, runner.ranks)
 
 
 def create_compiled(context: BackendContext) -> ModelRunner:
@@ -76,6 +78,7 @@ def xinfer_backends() -> list[Backend]:
             supports=supports,
             quantizes=True,
             streams=True,
+            splits=True,
         ),
         Backend(
             "compile",

@@ -52,6 +52,21 @@ class Codes:
         zeros = None if self.zeros is None else self.zeros.to(device)
         return Codes(self.codes.to(device), self.scales.to(device), zeros, self.bits, self.columns)
 
+    def narrow(self, dim: int, start: int, length: int) -> "Codes | None":
+        """Return a stretch of it, copied; None where that cuts blocks of inputs."""
+        at, size = (start, length), self.codes.shape[-1] * 8 // self.bits // self.scales.shape[-1]
+        if dim == self.codes.ndim - 1:
+            if start % size or length % size:
+                return None
+            at = start // size, length // size
+        scales, zeros = (None if x is None else x.narrow(dim, *at).clone() for x in (self.scales, self.zeros))
+        if dim == self.codes.ndim - 1:
+            at, columns = (start * self.bits // 8, length * self.bits // 8), length
+        else:
+            columns = self.columns
+        assert scales is not None
+        return Codes(self.codes.narrow(dim, *at).clone(), scales, zeros, self.bits, columns)
+
     def fits(self, other: "Codes") -> bool:
         """Whether rows of another can lie below these."""
         mine, theirs = ((c.bits, c.columns, c.scales.shape[-1], c.zeros is None) for c in (self, other))
@@ -110,6 +125,12 @@ class CodesLinear(_Held):
             )
             return out
         return F.linear(x, self.held.weights().to(x.dtype), self.bias)
+
+    def rows(self, start: int, end: int) -> "CodesLinear":
+        """Return what computes some of the outputs, with the same codes."""
+        held, bias = self.held, None if self.bias is None else self.bias[start:end]
+        zeros = None if held.zeros is None else held.zeros[start:end]
+        return CodesLinear(Codes(held.codes[start:end], held.scales[start:end], zeros, held.bits, held.columns), bias)
 
 
 class CodesEmbedding(_Held):

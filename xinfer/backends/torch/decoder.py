@@ -6,7 +6,7 @@ tokens of the step, H hidden, Q query heads, G key/value heads, D width of a hea
 
 __all__ = ["AnyStep", "Decoder", "Turns"]
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -255,9 +255,15 @@ class Decoder(nn.Module):
 
     def pad(self, padding: Padding) -> None:
         """Have experts compute with so many rows, as all else does."""
-        _pad(self, padding)
+        self.change(partial(_pad, padding=padding))
+
+    def change(self, change: Callable[[Any], object]) -> None:
+        """Do something to every layer."""
+        for layer in self.layers:
+            if isinstance(layer, Layer):
+                change(layer)
         if self.stream is not None:
-            self.stream.change(partial(_pad, padding=padding))
+            self.stream.change(change)
 
 
 def make_layer(spec: DecoderSpec, elementwise: Elementwise, invariant: bool, load: Load, index: int) -> Layer:

@@ -57,6 +57,10 @@ class Linear(nn.Module):
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
         return F.linear(x, self.weight, self.bias)
 
+    def rows(self, start: int, end: int) -> "Linear":
+        """Return what computes some of the outputs, with the same weights."""
+        return Linear(self.weight.data[start:end], None if self.bias is None else self.bias.data[start:end])
+
 
 def few_rows(dtype: torch.dtype) -> int:
     """Return up to how many rows our own products take less time than oneDNN's (two Zen 5 cores, 2026-11-30)."""

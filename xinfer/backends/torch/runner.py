@@ -3,21 +3,19 @@
 __all__ = ["BLOCK", "TorchRunner"]
 
 import logging
-import math
 from collections.abc import Mapping
-from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from xinfer.backends import BackendContext
 from xinfer.backends.torch.attention import plan_step
-from xinfer.backends.torch.codes import Codes
-from xinfer.backends.torch.decoder import AnyStep, Decoder
+from xinfer.backends.torch.decoder import AnyStep
 from xinfer.backends.torch.invariant import (
     Padding,
     Part,
@@ -26,20 +24,17 @@ from xinfer.backends.torch.invariant import (
     plan_invariant,
     repeat_last,
 )
-from xinfer.backends.torch.load import Load
-from xinfer.backends.torch.quantized import quantized
-from xinfer.backends.torch.streaming import StreamPlan, reading_anew
+from xinfer.backends.torch.loading import load
+from xinfer.backends.torch.parallel import Ranks
 from xinfer.backends.torch.threads import end_threads
 from xinfer.devices import cache_budget, choose_device, choose_dtype
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
-from xinfer.hardware import available_memory, gibibytes
-from xinfer.models.mapped_file import copied
-from xinfer.models.quantize import Scheme
-from xinfer.models.reader import Reader
+from xinfer.hardware import gibibytes
 from xinfer.models.spec import DecoderSpec
 from xinfer.process_memory import ResidentMemory
+from xinfer.processes import count
 
 log = logging.getLogger(__name__)
 
@@ -56,47 +51,23 @@ class TorchRunner(ModelRunner):
     can_pad = True
 
     def __init__(self, context: BackendContext) -> None:
-        spec = context.model.spec
-        self._memory = ResidentMemory()
-        self.device = choose_device(context.config.device)
+        spec, self._memory = context.model.spec, ResidentMemory()
+        self.device = choose_device(context.config.device, context.processes)
         self.dtype = choose_dtype(context.model.dtype, self.device)
-        if context.config.threads is not None:
-            torch.set_num_threads(context.config.threads)
-        weights = context.model.weights
-        longest = spec.context_len(context.limits.max_model_len)
-        element = self.dtype.itemsize
-        scheme = context.model.quantization
-        size = partial(_stored_bytes, scheme, element)
-        total = sum(size(name, shape) for name, shape in spec.tensors.items())
-        stream = StreamPlan.of(spec, context.model.stream_layers, size)
-        _check_fits(total - stream.bytes + stream.turning_bytes, self.device)
-        started = perf_counter()
-        invariant = context.limits.invariant and self.can_pad
-        codes = {} if scheme is None else quantized(context.model, scheme, list(spec.tensors))
-        make = partial(Decoder, spec, max_len=longest, dtype=self.dtype, device=self.device, invariant=invariant)
-        with torch.no_grad():
-            if stream.slots:
-                with copied():
-                    self.model = make(reading_anew(weights, codes, self.device, self.dtype), slots=stream.slots)
-            else:
-                plain = [name for name in weights if name not in codes]
-                with Reader(weights, self.device, self.dtype, plain) as reader:
-
-                    def get(name: str) -> Tensor | Codes:
-                        return codes[name].to(self.device) if name in codes else reader.load(name)
-
-                    self.model = make(Load(get))
-        resident = held_bytes(self.model) + stream.turning_bytes
-        log.info(
-            "weights on the device",
-            extra={"seconds": perf_counter() - started, "bytes": resident, "device": str(self.device)},
-        )
+        _set_threads(context.config.threads, context.processes)
+        self.ranks = Ranks(self.device) if context.processes > 1 else None
+        longest, element = spec.context_len(context.limits.max_model_len), self.dtype.itemsize
+        invariant = context.limits.invariant and self.can_pad and self.ranks is None
+        loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant)
+        self.model, stream = loaded.decoder, loaded.stream
         self.padding = self._find_padding(context.limits) if invariant else None
-        blocks = cache_blocks(spec, context.limits, longest, element, self.device)
+        blocks = cache_blocks(self.model.spec, context.limits, longest, element, self.device)
+        if self.ranks is not None:
+            blocks = self.ranks.least(blocks)
         with torch.inference_mode():
             self.pools = [
                 torch.empty(blocks * BLOCK, layer.attention.cache_width, dtype=self.dtype, device=self.device)
-                for layer in spec.layers
+                for layer in self.model.spec.layers
             ]
         self.info = RunnerInfo(
             vocab_size=spec.vocab_size,
@@ -105,13 +76,13 @@ class TorchRunner(ModelRunner):
             num_blocks=blocks,
             device=str(self.device),
             dtype=str(self.dtype).removeprefix("torch."),
-            resident_weight_bytes=resident,
+            resident_weight_bytes=loaded.resident_bytes,
             kv_cache_bytes=sum(p.numel() * p.element_size() for p in self.pools),
-            step_read_bytes=spec.step_read(size),
-            kv_token_bytes=spec.kv_token_elements * element,
+            step_read_bytes=loaded.step_read_bytes,
+            kv_token_bytes=self.model.spec.kv_token_elements * element,
             stream_slots=stream.slots,
             stream_bytes=stream.bytes,
-            notes=() if self.padding is None else (str(self.padding),),
+            notes=tuple(str(each) for each in (self.padding, self.ranks) if each is not None),
             levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
             capabilities=frozenset({"copy"}),
         )
@@ -172,34 +143,12 @@ class TorchRunner(ModelRunner):
             torch.cuda.empty_cache()
 
 
-def held_bytes(model: nn.Module) -> int:
-    """Return the bytes of a model's weights, where some are views of others."""
-    held = end = 0
-    places = []
-    for weight in model.parameters():
-        size = weight.numel() * weight.element_size()
-        if weight.layout is torch.strided:
-            places.append((weight.data_ptr(), size))
-        else:  # oneDNN's, of which nothing is a view
-            held += size
-    for place, size in sorted(places, key=lambda each: (each[0], -each[1])):
-        held += size if place >= end else 0
-        end = max(end, place + size)
-    return held
-
-
-def _stored_bytes(scheme: Scheme | None, element: int, name: str, shape: tuple[int, ...]) -> int:
-    own = None if scheme is None else scheme.of(name, shape)
-    return element * math.prod(shape) if own is None else own.nbytes(shape)
-
-
-def _check_fits(weight_bytes: int, device: torch.device) -> None:
-    free = available_memory(device)
-    if weight_bytes > free:
-        raise DeviceError(
-            f"the weights take {gibibytes(weight_bytes)}, but {device} has {gibibytes(free)} free: "
-            "take a smaller precision (model.dtype=bfloat16) or a smaller model"
-        )
+def _set_threads(wanted: int | None, processes: int) -> None:
+    """Compute on as many threads as are wanted; unasked, processes share the machine's cores, else torch knows best."""
+    if wanted is None and processes > 1:
+        wanted = max(1, (psutil.cpu_count(logical=False) or 1) // count(here=True))
+    if wanted is not None:
+        torch.set_num_threads(wanted)
 
 
 def cache_blocks(spec: DecoderSpec, limits: Limits, longest: int, element: int, device: torch.device) -> int:

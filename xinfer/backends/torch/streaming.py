@@ -3,7 +3,7 @@
 __all__ = ["LayerStream", "StreamPlan", "reading_anew"]
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from xinfer.backends.torch.arena import Arena
-from xinfer.backends.torch.codes import Codes
-from xinfer.backends.torch.load import Load
+from xinfer.backends.torch.load import Get, Load
 from xinfer.backends.torch.threads import compute_alone
 from xinfer.models.mapped_file import copied
 from xinfer.models.reader import read
@@ -61,13 +60,11 @@ class StreamPlan(NamedTuple):
         return cls(slots, sum(coming), max(coming) * min(2, slots))
 
 
-def reading_anew(weights: Weights, codes: Mapping[str, Codes], device: torch.device, dtype: torch.dtype) -> Load:
-    """Return weights that are read whenever they are asked for, but for those of layers that are no matrices."""
+def reading_anew(weights: Weights, device: torch.device, dtype: torch.dtype) -> Get:
+    """Return what reads a weight whenever it is asked for it, but for those of layers that are no matrices."""
     small: dict[str, Tensor] = {}
 
-    def get(name: str) -> Tensor | Codes:
-        if name in codes:
-            return codes[name].to(device)
+    def get(name: str) -> Tensor:
         if name in small:
             return small[name]
         tensor = read(weights, name, device, dtype)
@@ -75,7 +72,7 @@ def reading_anew(weights: Weights, codes: Mapping[str, Codes], device: torch.dev
             small[name] = tensor = tensor.clone()
         return tensor
 
-    return Load(get)
+    return get
 
 
 class LayerStream:

@@ -1,0 +1,178 @@
+"""Several processes compute one model: the same tokens as one, told and recorded by the first."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import TOLERANCE, Case, difference, expected
+
+from xinfer.testing.reference import write_reference
+from xinfer.testing.shapes import SHAPES, shape
+from xinfer.testing.tiny import tiny_config, write_folder
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo over the loopback device")
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+FOLDER = tiny_config("llama", num_attention_heads=4, num_key_value_heads=2, hidden_size=32, vocab_size=301)
+
+
+def command(processes: int, *words: str) -> list[str]:
+    return [*TORCHRUN, f"--nproc-per-node={processes}", sys.executable, "-m", "xinfer", *words]
+
+
+def run(folder: Path, processes: int, *words: str) -> subprocess.CompletedProcess[str]:
+    started = command(processes, *words) if processes > 1 else [sys.executable, "-m", "xinfer", *words]
+    return subprocess.run(
+        started, cwd=folder, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT
+    )
+
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "XINFER_LOG": "error"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("parallel")
+    write_folder(root / "model", FOLDER, 0)
+    (root / "prompts.txt").write_text("abc\nhello hello\nx\n")
+    return root
+
+
+def test_two_processes_say_what_one_says_and_the_first_records_it(folder: Path) -> None:
+    words = ["--model", "model", "--prompts-file", "prompts.txt", "--max-tokens", "24", "--seed", "3"]
+    words += ["sampling.n=2", "engine.max_num_batched_tokens=16", "sampling.logprobs=1"]
+    one = run(folder, 1, *words)
+    runs = set(folder.glob("outputs/*/*"))
+    two = run(folder, 2, *words, "parallel.tensor=2")
+    assert (one.returncode, two.returncode) == (0, 0), two.stderr
+    assert one.stdout == two.stdout != ""
+    (made,) = set(folder.glob("outputs/*/*")) - runs
+    recorded = json.loads((made / "run.json").read_text())
+    assert recorded["status"] == "completed"
+    assert recorded["command"][:5] == ["torchrun", "--nproc-per-node", "2", "-m", "xinfer"]
+    assert re.search(r"replay  torchrun --nproc-per-node 2 -m xinfer .*parallel.tensor=2 ", two.stderr)
+
+
+STEPS = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from xinfer.backends import BackendContext
+from xinfer.backends.torch import EagerConfig, create
+from xinfer.engine.types import Limits
+from xinfer.models.families import xinfer_model_families
+from xinfer.models.model import Model
+from xinfer.models.quantize import Scheme
+from xinfer.processes import count
+from xinfer.testing.stepper import Stepper, cut
+
+model = Model(sys.argv[1], lambda: Path(sys.argv[1]), xinfer_model_families(), **eval(sys.argv[3]))
+limits = Limits(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=512, kv_memory=16e6)
+stepper = Stepper(create(BackendContext(model, EagerConfig(device="cpu"), limits, count())))
+prompt = np.random.default_rng(0).integers(0, model.spec.vocab_size, 40).tolist()
+first, _ = stepper.greedy(prompt, [40], 4)
+tokens, rows = stepper.greedy(prompt, cut(40, np.random.default_rng(1)), 16)
+assert tokens[:4] == first
+torch.save({"ids": prompt + tokens, "rows": rows, "bytes": stepper.runner.info.resident_weight_bytes}, sys.argv[2])
+stepper.runner.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "held"),
+    [
+        ("llama", "{}"),
+        ("gpt_oss", "{}"),
+        ("deepseek_v3", "{}"),
+        ("qwen2_moe", "{'stream_layers': 2}"),
+        ("phi", "{}"),
+        ("qwen2", "{'quantization': Scheme.configured('int8', method='rtn', block=32)}"),
+    ],
+)
+def test_logits_are_those_of_transformers_and_of_one_process(family: str, held: str, tmp_path: Path) -> None:
+    config = shape(family, next(iter(SHAPES[family])))
+    if "quantization" in held:  # each process has whole blocks of inputs
+        config |= {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 192}
+    case = Case(tmp_path, config, write=write_reference, max_len=64)
+    found = []
+    for processes in (1, 2):
+        python = [sys.executable, "-c", STEPS, str(case.folder), str(tmp_path / "out.pt"), held]
+        started = [*TORCHRUN, f"--nproc-per-node={processes}", *python] if processes > 1 else python
+        done = subprocess.run(started, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT)
+        assert done.returncode == 0, done.stderr
+        found.append(torch.load(tmp_path / "out.pt", weights_only=True))
+    one, two = found
+    assert one["ids"] == two["ids"]
+    assert difference(one["rows"], two["rows"]) <= TOLERANCE
+    if "quantization" not in held:
+        theirs = expected(case.reference(), two["ids"], 64)[: len(two["rows"])]
+        assert difference(two["rows"], theirs) <= TOLERANCE
+    assert two["bytes"] < one["bytes"]
+
+
+def test_what_cannot_be_shared_out_is_refused_once(folder: Path) -> None:
+    for processes, words, message in (
+        (3, ["parallel.tensor=3"], r"parallel.tensor=3 does not divide layers\[0\].attention.heads=4: .* 1, 2 can be"),
+        (
+            1,
+            ["parallel.tensor=2"],
+            "takes as many processes, but there is 1: start them with `torchrun --nproc-per-node 2",
+        ),
+        (1, ["parallel.tensor=0"], "parallel.tensor=0 is out of range"),
+        (2, [], "parallel.tensor=1 takes as many processes, but there are 2"),
+        (2, ["parallel.tensor=2", "model.quantization=int8"], r"cuts layers.0.attn.o.weight within blocks of inputs"),
+        (2, ["parallel.tensor=2", "backend=compile"], "backend compile computes in one process"),
+        (2, ["parallel.tensor=2", "engine.determinism=invariant"], "sums over processes depend on how many rows"),
+    ):
+        done = run(folder, processes, "--model", "model", "--prompt", "a", *words)
+        said = [line for line in done.stderr.splitlines() if line.startswith("xinfer: ")]
+        assert len(said) == 1 and re.search(message, said[0]), done.stderr
+        assert done.returncode == (2 if processes == 1 else 1)  # torchrun's own
+        assert done.stdout == ""
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_process_that_dies_ends_the_other_within_ten_seconds(folder: Path, dies: int) -> None:
+    prompts = "".join("x\n" for _ in range(3000))
+    words = ["--model", "model", "--prompts-file", "-", "--max-tokens", "200", "sampling.ignore_eos=true"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_RUN_ID": "none"}
+    # As torchrun starts them, which would end the other one itself.
+    started = []
+    for rank in ("0", "1"):
+        own = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        python = [sys.executable, "-m", "xinfer", *words, "parallel.tensor=2", "record=none"]
+        process = subprocess.Popen(python, cwd=folder, text=True, env=ENVIRONMENT | place | own, **pipes)
+        assert process.stdin is not None
+        process.stdin.write(prompts)
+        process.stdin.close()
+        started.append(process)
+    stays, goes = started[1 - dies], started[dies]
+    assert started[0].stdout is not None and started[0].stdout.read(1)  # both compute
+    goes.kill()
+    killed = time.monotonic()
+    code = stays.wait(timeout=60)
+    assert time.monotonic() - killed < 10
+    assert code == 3
+    assert stays.stderr is not None
+    said = stays.stderr.read()
+    assert f"xinfer: process {1 - dies} of parallel.tensor=2 ends, since another one has ended" in said
+    assert "Traceback" not in said
+    for each in started:
+        each.wait()
+        for pipe in (each.stdout, each.stderr):
+            assert pipe is not None
+            pipe.close()

@@ -1,0 +1,188 @@
+"""Tensor parallelism: several processes compute one model, each its heads and its columns.
+
+The first one has the engine. Whatever it asks of its runner it tells the others, which do the same and so meet it in
+every sum; they know nothing of requests, and end when it does.
+"""
+
+__all__ = ["Gathered", "Leader", "Ranks", "Summed", "led"]
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from xinfer import processes
+from xinfer.engine.runner import ModelRunner
+from xinfer.engine.types import Batch
+from xinfer.errors import XinferError
+from xinfer.models.split import Share
+
+T = TypeVar("T")
+
+_FOREVER = timedelta(days=365)  # others wait for as long as nobody asks for anything; who ends is heard of at once
+_CLOSE, _FORWARD, _COPY = range(3)
+_FIELDS = [each.name for each in fields(Batch)]
+_HEAD = 2 + len(_FIELDS)  # numbers that are told at once
+
+
+class Ranks:
+    """The processes that compute one model; one of them that has ended is a `XinferError` in all others.
+
+    Attributes:
+        rank: which one this is; 0 has the engine.
+        count: of how many.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.count = processes.rank(), processes.count()
+        kind = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        self._meet(dist.init_process_group, kind, timeout=_FOREVER)
+
+    def __str__(self) -> str:
+        return f"{self.count} processes compute the model together; sizes are those of the first one's share"
+
+    def _meet(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        """Do something that all processes do."""
+        try:
+            call(*arguments, **named)
+        except RuntimeError as error:
+            raise XinferError(
+                f"process {self.rank} of parallel.tensor={self.count} ends, since another one has ended: if it could, "
+                f"it has said why ({str(error).splitlines()[0]:.120})"
+            ) from error
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Add up over all processes, in place."""
+        self._meet(dist.all_reduce, x)
+        return x
+
+    def gather(self, x: Tensor, widths: list[int]) -> Tensor:
+        """Return [n, sum of widths] of all processes' [n, width] in the first; others get back what they have."""
+        padded = nn.functional.pad(x, (0, max(widths) - x.shape[1]))
+        parts = [torch.empty_like(padded) for _ in widths] if self.rank == 0 else None
+        self._meet(dist.gather, padded, parts)
+        if parts is None:
+            return x
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1)
+
+    def least(self, number: int) -> int:
+        """Return the least of all processes' numbers."""
+        numbers = torch.tensor([number])
+        self._meet(dist.all_reduce, numbers, dist.ReduceOp.MIN)
+        return int(numbers)
+
+    def in_turn(self, make: Callable[[], T]) -> T:
+        """Make something in the first process before others do, which then find what it has kept."""
+        if self.rank:
+            self._meet(dist.barrier)
+        made = make()
+        if not self.rank:
+            self._meet(dist.barrier)
+        return made
+
+    def tell(self, what: int, *numbers: int) -> None:
+        """Tell the other processes what is to be done."""
+        self._meet(dist.broadcast, torch.tensor([what, *numbers, *[0] * (_HEAD - 1 - len(numbers))]), 0)
+
+    def hear(self) -> list[int]:
+        """Return what the first process tells."""
+        told = torch.zeros(_HEAD, dtype=torch.int64)
+        self._meet(dist.broadcast, told, 0)
+        return told.tolist()
+
+    def share(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first process's numbers, of which the others know how many they are."""
+        self._meet(dist.broadcast, torch.from_numpy(values), 0)
+        return values
+
+    def close(self) -> None:
+        """Part."""
+        dist.destroy_process_group()
+
+
+class Summed(nn.Module):
+    """A part of a layer whose results are added up over all processes."""
+
+    def __init__(self, part: nn.Module, ranks: Ranks) -> None:
+        super().__init__()
+        self.part, self._ranks = part, ranks
+
+    def forward(self, *arguments: Any) -> Tensor:
+        """See the part."""
+        return self._ranks.sum(self.part(*arguments))
+
+
+class Gathered(nn.Module):
+    """A head of which each process has some rows."""
+
+    def __init__(self, head: nn.Module, ranks: Ranks, share: Share) -> None:
+        super().__init__()
+        self.head, self._ranks = head, ranks
+        ends = [replace(share, rank=rank).vocabulary for rank in range(share.count)]
+        self._widths = [end - start for start, end in ends]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[K, H] to [K, vocabulary] in the first process."""
+        return self._ranks.gather(self.head(x), self._widths)
+
+
+class Leader(ModelRunner):
+    """The first process's runner, which has the others do what it does."""
+
+    def __init__(self, runner: ModelRunner, ranks: Ranks) -> None:
+        self._runner, self._ranks, self.info = runner, ranks, runner.info
+
+    def forward(self, batch: Batch) -> Tensor:
+        """See `ModelRunner.forward`."""
+        arrays = [getattr(batch, name).ravel().astype(np.int64) for name in _FIELDS]
+        self._ranks.tell(_FORWARD, len(batch.block_tables), *map(len, arrays))
+        self._ranks.share(np.concatenate(arrays))
+        return self._runner.forward(batch)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """See `ModelRunner.copy`."""
+        self._ranks.tell(_COPY, source, target, tokens)
+        self._runner.copy(source, target, tokens)
+
+    def metrics(self) -> Mapping[str, Any]:
+        """Those of the first process."""
+        return self._runner.metrics()
+
+    def close(self) -> None:
+        """Let the others end, and end."""
+        self._ranks.tell(_CLOSE)
+        self._runner.close()
+        self._ranks.close()
+
+
+def led(runner: ModelRunner, ranks: Ranks | None) -> ModelRunner:
+    """Return the first process's runner; in others, follow it and leave the program when it is closed."""
+    if ranks is None:
+        return runner
+    if not ranks.rank:
+        return Leader(runner, ranks)
+    while (told := ranks.hear())[0] != _CLOSE:
+        what, *numbers = told
+        if what == _COPY:
+            runner.copy(*numbers[:3])
+        else:
+            sequences, *sizes = numbers[: 1 + len(_FIELDS)]
+            runner.forward(_batch(ranks.share(np.empty(sum(sizes), np.int64)), sequences, sizes))
+    runner.close()
+    ranks.close()
+    raise SystemExit(0)
+
+
+def _batch(values: NDArray[np.int64], sequences: int, sizes: list[int]) -> Batch:
+    ends = np.cumsum(sizes)[:-1]
+    arrays: dict[str, Any] = {
+        name: part if name == "slot_mapping" else part.astype(np.int32)
+        for name, part in zip(_FIELDS, np.split(values, ends), strict=True)
+    }
+    return Batch(**arrays | {"block_tables": arrays["block_tables"].reshape(sequences, -1)})
