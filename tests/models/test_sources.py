@@ -459,6 +459,13 @@ class TestFetchingFails:
         assert not marker.exists()
 
 
+def test_torch_can_compile_after_a_model_was_fetched(wheel: Path, cache: Path) -> None:
+    program = "import sys; from xinfer.models.sources import resolve; resolve(sys.argv[1])\n"
+    program += "assert 'setuptools' not in sys.modules; import torch.utils.cpp_extension"
+    done = subprocess.run([sys.executable, "-c", program, pinned()], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 class TestWithoutPip:
     @pytest.fixture(autouse=True)
     def programs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

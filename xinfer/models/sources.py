@@ -4,7 +4,6 @@ __all__ = ["resolve"]
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import logging
 import os
 import re
@@ -17,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -205,10 +205,19 @@ def _fetch(file: _Pinned, target: Path, scratch: Path) -> None:
     logger.info("fetched %s", file, extra={"seconds": time.perf_counter() - started, "bytes": size})
 
 
+def _there_is(module: str) -> bool:
+    """Whether a module can be imported: from a folder, without asking whoever else finds modules.
+
+    setuptools does: when it is asked for pip, the standard library's distutils stays what it is for good, and torch can
+    compile nothing any more.
+    """
+    return sys.modules.get(module, sys) is not None and PathFinder.find_spec(module) is not None
+
+
 def _download(file: _Pinned, scratch: Path) -> None:
     """Bring the wheel alone into scratch/wheel: as it is by pip, or unpacked by uv, which has no `download`."""
     only = ["--no-deps", "--only-binary", ":all:"]  # a source distribution would run its own code
-    if importlib.util.find_spec("pip"):
+    if _there_is("pip"):
         shown = sys.stderr.isatty()
         pip = [sys.executable, "-P", "-m", "pip", "download", "--no-input", *([] if shown else ["--quiet"])]
         command = [*pip, *only, "-d", str(scratch / "wheel"), file.requirement]

@@ -99,6 +99,7 @@ transformers = cache(Transformers)
 # A runner, and what computes the same for each request alone.
 RUNNERS: dict[str, tuple[Callable[[Case], TorchRunner], Callable[[Case], ModelRunner]]] = {
     "eager": (lambda case: eager_runner(model_of(case.folder), LIMITS), transformers),
+    "streamed": (lambda case: eager_runner(model_of(case.folder, stream_layers=2), LIMITS), transformers),
     "compile": (lambda case: compiled_runner(model_of(case.folder), LIMITS), transformers),
 }
 
