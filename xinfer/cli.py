@@ -27,7 +27,7 @@ from xinfer.errors import ConfigError, DeviceError, UsageError, XinferError
 from xinfer.flags import CommandLine, flags_help, parse, quote
 from xinfer.logs import configure
 from xinfer.plugins import Plugins, load_plugins
-from xinfer.processes import rank
+from xinfer.processes import count, rank
 from xinfer.records import redacted
 from xinfer.tasks import Job
 
@@ -90,10 +90,11 @@ def _say(message: str) -> None:
 
 
 def _run(argv: list[str]) -> int:
-    line = parse(argv)
-    if rank():  # of several processes the first speaks and records
-        sys.stdout = io.StringIO()
-        line.overrides.append("record.enabled=false")
+    line = parse(argv, texts=not rank())  # of several processes the first has the requests
+    if line.sweep and count() > 1:
+        raise ConfigError(
+            "a sweep can't be run by several processes: start its jobs with torchrun one by one, without -m"
+        )
     plugins = load_plugins()
     composing.register(plugins)
     OmegaConf.register_new_resolver("xinfer_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
@@ -127,7 +128,7 @@ def _job(config: DictConfig, line: CommandLine, plugins: Plugins) -> int:
     plain: Any = OmegaConf.to_container(OmegaConf.create({"hydra": hydra_config}), resolve=False)
     job = Job(plugins, tuple(line.prompts), folder, tuple(hydra_config.overrides.task), resolved, plain)
     try:
-        code: int = import_module(f"xinfer.tasks.{typed.task}").run(typed, job)
+        code: int = import_module(f"xinfer.tasks.{'follow' if rank() else typed.task}").run(typed, job)
         return code
     finally:
         if folder != Path.cwd():  # which a task without a record has instead of a folder of its own

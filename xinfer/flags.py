@@ -97,15 +97,19 @@ class CommandLine:
         return "-m" in self.hydra or "--multirun" in self.hydra
 
 
-def parse(argv: list[str]) -> CommandLine:
-    """Take a command line apart; a word that means nothing is a `ConfigError` that names the nearest one."""
-    line, words, texts = CommandLine(), iter(argv), _Texts()
+def parse(argv: list[str], *, texts: bool = True) -> CommandLine:
+    """Take a command line apart; a word that means nothing is a `ConfigError` that names the nearest one.
+
+    Without `texts` none is read, from standard input or a file, and there are no prompts.
+    """
+    line, words, found = CommandLine(), iter(argv), _Texts()
     task: str | None = None
     keys: Iterator[str] = iter(())
     for word in words:
         name, equals, value = word.partition("=")
         if word == "-":
-            texts.prompts.append(Prompt(read_stdin()))
+            if texts:
+                found.prompts.append(Prompt(read_stdin()))
         elif name in _HYDRA_PLAIN or name in _HYDRA_VALUE:
             line.hydra.append(word)
             if name in _HYDRA_VALUE and not equals:
@@ -114,8 +118,8 @@ def parse(argv: list[str]) -> CommandLine:
             value = _value(flag, value if equals else None, words)
             if flag.key is not None:
                 line.overrides.append(f"{flag.key}={quote(value)}")
-            else:
-                texts.take(flag.name, value)
+            elif texts:
+                found.take(flag.name, value)
         elif name.startswith("--") and "." in name:
             line.overrides.append(f"{name[2:]}={quote(value if equals else _next(words, name))}")
         elif word.startswith("-"):
@@ -130,7 +134,7 @@ def parse(argv: list[str]) -> CommandLine:
             raise ConfigError(f"unexpected word {word!r}: a key is set as key=value, and a prompt goes after --prompt")
         else:
             line.overrides.append(word)
-    line.prompts = texts.all()
+    line.prompts = found.all()
     return line
 
 

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
 
@@ -49,10 +49,10 @@ def checkpoint_key(model: Model, *more: object) -> str:
     return hashlib.sha256(repr((files, adapter, *more, code)).encode()).hexdigest()[:32]
 
 
-def code_hash(folder: Path) -> str:
-    """Return a hash of the modules in a folder."""
+def code_hash(folder: Path, modules: Iterable[str] = ("*",)) -> str:
+    """Return a hash of the modules in a folder, or of those of these names."""
     code = hashlib.sha256()
-    for source in sorted(folder.glob("*.py")):
+    for source in sorted({source for name in modules for source in folder.glob(f"{name}.py")}):
         code.update(source.read_bytes())
     return code.hexdigest()
 

@@ -28,10 +28,10 @@ def command(processes: int, *words: str) -> list[str]:
     return [*TORCHRUN, f"--nproc-per-node={processes}", sys.executable, "-m", "xinfer", *words]
 
 
-def run(folder: Path, processes: int, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, processes: int, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     started = command(processes, *words) if processes > 1 else [sys.executable, "-m", "xinfer", *words]
     return subprocess.run(
-        started, cwd=folder, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT
+        started, cwd=folder, input=text, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT
     )
 
 
@@ -47,11 +47,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_processes_say_what_one_says_and_the_first_records_it(folder: Path) -> None:
-    words = ["--model", "model", "--prompts-file", "prompts.txt", "--max-tokens", "24", "--seed", "3"]
+    words = ["--model", "model", "--prompts-file", "-", "--max-tokens", "24", "--seed", "3"]
     words += ["sampling.n=2", "engine.max_num_batched_tokens=16", "sampling.logprobs=1"]
-    one = run(folder, 1, *words)
+    one = run(folder, 1, *words, text=(folder / "prompts.txt").read_text())
     runs = set(folder.glob("outputs/*/*"))
-    two = run(folder, 2, *words, "parallel.tensor=2")
+    two = run(folder, 2, *words, "parallel.tensor=2", text=(folder / "prompts.txt").read_text())
     assert (one.returncode, two.returncode) == (0, 0), two.stderr
     assert one.stdout == two.stdout != ""
     (made,) = set(folder.glob("outputs/*/*")) - runs
@@ -132,6 +132,7 @@ def test_what_cannot_be_shared_out_is_refused_once(folder: Path) -> None:
         (1, ["parallel.tensor=0"], "parallel.tensor=0 is out of range"),
         (2, [], "parallel.tensor=1 takes as many processes, but there are 2"),
         (2, ["parallel.tensor=2", "model.quantization=int8"], r"cuts layers.0.attn.o.weight within blocks of inputs"),
+        (2, ["parallel.tensor=2", "-m", "sampling.seed=1,2"], "a sweep can't be run by several processes"),
         (2, ["parallel.tensor=2", "backend=compile"], "backend compile computes in one process"),
         (2, ["parallel.tensor=2", "engine.determinism=invariant"], "sums over processes depend on how many rows"),
     ):

@@ -4,6 +4,10 @@
 those that running sequences hold, at the end none.
 """
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,6 +19,9 @@ import torch
 from cases import TOLERANCE, Case, compiled_runner, difference, eager_runner, expected, generated, model_of, spoil
 from torch import Tensor
 
+from xinfer.backends import BackendContext
+from xinfer.backends.torch import EagerConfig, create
+from xinfer.backends.torch.parallel import Leader
 from xinfer.backends.torch.runner import TorchRunner
 from xinfer.engine.engine import Engine
 from xinfer.engine.runner import ModelRunner, RunnerInfo
@@ -54,7 +61,7 @@ class Watched(ModelRunner):
         steps: how many new tokens each sequence had.
     """
 
-    def __init__(self, runner: TorchRunner, num_blocks: int) -> None:
+    def __init__(self, runner: ModelRunner, num_blocks: int) -> None:
         assert num_blocks <= runner.info.num_blocks
         self._runner, self.info = runner, replace(runner.info, num_blocks=num_blocks, kv_tokens=0)
         self.steps: list[tuple[int, ...]] = []
@@ -78,14 +85,16 @@ class Sides:
         made: runners whose steps were watched, in order.
     """
 
-    def __init__(self, runner: TorchRunner, alone: ModelRunner, compiled: Callable[[], int]) -> None:
+    def __init__(self, runner: ModelRunner, alone: ModelRunner, compiled: Callable[[], int]) -> None:
         self.runner, self.alone, self.compiled = runner, alone, compiled
         self.made: list[Watched] = []
 
     def __call__(self, limited: dict[str, Any]) -> ModelRunner:
         if not limited:
             return self.alone
-        spoil(self.runner)
+        own = self.runner.runner if isinstance(self.runner, Leader) else self.runner
+        assert isinstance(own, TorchRunner)
+        spoil(own)
         self.made.append(Watched(self.runner, **limited))
         return self.made[-1]
 
@@ -96,10 +105,40 @@ class Sides:
 
 transformers = cache(Transformers)
 
+FOLLOWER = """
+import sys
+from pathlib import Path
+from xinfer.backends import BackendContext
+from xinfer.backends.torch import EagerConfig, create
+from xinfer.engine.types import Limits
+from xinfer.models.families import xinfer_model_families
+from xinfer.models.model import Model
+
+model = Model(sys.argv[1], lambda: Path(sys.argv[1]), xinfer_model_families(), dtype="float32")
+limits = Limits(max_model_len=int(sys.argv[2]), kv_memory=64e6)
+create(BackendContext(model, EagerConfig(device="cpu", threads=1), limits, 2))
+"""
+
+
+def two_processes(case: Case) -> ModelRunner:
+    """Return the runner of the first of two processes, the other of which is started, as by torchrun."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.MonkeyPatch.context() as patch:
+        both = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in (both | {"TORCHELASTIC_RUN_ID": "none", "RANK": 0}).items():
+            patch.setenv(name, str(value))
+        command = [sys.executable, "-c", FOLLOWER, str(case.folder), str(LONGEST)]
+        subprocess.Popen(command, env=os.environ | {"RANK": "1"})
+        return create(BackendContext(model_of(case.folder), EagerConfig(device="cpu"), LIMITS, 2))
+
+
 # A runner, and what computes the same for each request alone.
-RUNNERS: dict[str, tuple[Callable[[Case], TorchRunner], Callable[[Case], ModelRunner]]] = {
+RUNNERS: dict[str, tuple[Callable[[Case], ModelRunner], Callable[[Case], ModelRunner]]] = {
     "eager": (lambda case: eager_runner(model_of(case.folder), LIMITS), transformers),
     "streamed": (lambda case: eager_runner(model_of(case.folder, stream_layers=2), LIMITS), transformers),
+    "two processes": (two_processes, transformers),
     "compile": (lambda case: compiled_runner(model_of(case.folder), LIMITS), transformers),
 }
 
@@ -110,7 +149,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 @pytest.fixture(scope="module", params=RUNNERS)
-def ready(request: pytest.FixtureRequest, case: Case) -> Iterator[tuple[TorchRunner, ModelRunner, Callable[[], int]]]:
+def ready(request: pytest.FixtureRequest, case: Case) -> Iterator[tuple[ModelRunner, ModelRunner, Callable[[], int]]]:
     """Both sides, and what counts graphs made since, ahead of time or in a call.
 
     It counts over all tests: what has reached torch's limit is compiled no more, which a later count would not tell.
@@ -127,7 +166,7 @@ def ready(request: pytest.FixtureRequest, case: Case) -> Iterator[tuple[TorchRun
 
 
 @pytest.fixture
-def sides(ready: tuple[TorchRunner, ModelRunner, Callable[[], int]]) -> Sides:
+def sides(ready: tuple[ModelRunner, ModelRunner, Callable[[], int]]) -> Sides:
     return Sides(*ready)
 
 

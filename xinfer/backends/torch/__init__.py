@@ -29,11 +29,11 @@ class CompileConfig:
     """Keys of `backend=compile`.
 
     Attributes:
-        device: `auto` or `cpu`; a CUDA device is refused so far.
+        device: `cpu`; a CUDA device is refused so far.
         threads: see `EagerConfig`.
     """
 
-    device: str = "auto"
+    device: str = "cpu"
     threads: int | None = None
 
 

@@ -76,7 +76,12 @@ def load(
         "weights on the device",
         extra={"seconds": perf_counter() - started, "bytes": resident, "device": str(device)},
     )
-    return Loaded(decoder, resident, spec.step_read(size), stream)
+    reads = spec.step_read(size)
+    if share is not None:
+        head = "embed.weight" if spec.tied else "head.weight"
+        start, end = share.vocabulary
+        reads -= size(head, spec.tensors[head]) * (spec.vocab_size - end + start) // spec.vocab_size
+    return Loaded(decoder, resident, reads, stream)
 
 
 def _codes(model: Model, scheme: Scheme | None, ranks: Ranks | None) -> Mapping[str, Codes]:

@@ -133,31 +133,31 @@ class Gathered(nn.Module):
 
 
 class Leader(ModelRunner):
-    """The first process's runner, which has the others do what it does."""
+    """Has the others do what the first process's own runner does."""
 
     def __init__(self, runner: ModelRunner, ranks: Ranks) -> None:
-        self._runner, self._ranks, self.info = runner, ranks, runner.info
+        self.runner, self._ranks, self.info = runner, ranks, runner.info
 
     def forward(self, batch: Batch) -> Tensor:
         """See `ModelRunner.forward`."""
         arrays = [getattr(batch, name).ravel().astype(np.int64) for name in _FIELDS]
         self._ranks.tell(_FORWARD, len(batch.block_tables), *map(len, arrays))
         self._ranks.share(np.concatenate(arrays))
-        return self._runner.forward(batch)
+        return self.runner.forward(batch)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """See `ModelRunner.copy`."""
         self._ranks.tell(_COPY, source, target, tokens)
-        self._runner.copy(source, target, tokens)
+        self.runner.copy(source, target, tokens)
 
     def metrics(self) -> Mapping[str, Any]:
         """Those of the first process."""
-        return self._runner.metrics()
+        return self.runner.metrics()
 
     def close(self) -> None:
         """Let the others end, and end."""
         self._ranks.tell(_CLOSE)
-        self._runner.close()
+        self.runner.close()
         self._ranks.close()
 
 

@@ -19,6 +19,8 @@ from xinfer.models.reader import Reader
 
 log = logging.getLogger(__name__)
 
+_SEEING = ("observed", "decoder", "attention", "linear", "mlp", "rotary")  # by which weights are rounded as they are
+
 
 def quantized(model: Model, scheme: Scheme, names: list[str]) -> Mapping[str, Codes]:
     """Return those of these matrices that are rounded, by canonical name; each is read when it is asked for.
@@ -29,7 +31,8 @@ def quantized(model: Model, scheme: Scheme, names: list[str]) -> Mapping[str, Co
     if model.load_format == "dummy":  # of which there is nothing to be seen
         return Lazy(schemes, lambda name: _codes(_of_dummy(model, name, schemes[name]), name, schemes[name], model))
     parts = [f"{part} {name}" for name, own in schemes.items() for part in _parts(own)]
-    key = checkpoint_key(model, scheme, code_hash(Path(__file__).parent) if scheme.method == "gptq" else "")
+    seeing = code_hash(Path(__file__).parent, _SEEING) if scheme.method == "gptq" else ""
+    key = checkpoint_key(model, scheme, seeing)
     found = kept("torch", key, parts, lambda: dict(_made(model, scheme, schemes)))
     return Lazy(schemes, lambda name: _codes(found, name, schemes[name], model))
 
