@@ -63,7 +63,10 @@ class Linear(nn.Module):
 
 
 def few_rows(dtype: torch.dtype) -> int:
-    """Return up to how many rows our own products take less time than oneDNN's (two Zen 5 cores, 2026-11-30)."""
+    """Return up to how many rows our own products take less time than oneDNN's (two Zen 5 cores, 2026-11-30).
+
+    Of bfloat16 that is where the processor can't add up products of pairs; where it can, see `kernels/tiles.h`.
+    """
     return 1 if dtype == torch.float32 else 4
 
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "tiles.h"
 
 #define AT_DISPATCH_CASE_FLOAT(...)            \
   AT_DISPATCH_CASE(at::kFloat, __VA_ARGS__)    \
@@ -197,7 +198,19 @@ at::Tensor finished(at::Tensor product, const std::optional<at::Tensor>& bias, a
   return product.to(type);
 }
 
-at::Tensor many(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+// Whether products are computed in tiles: not where rows are to come out alike in any number (`few` is 0).
+bool in_tiles(const at::Tensor& x, int64_t few) {
+  return kTiles && x.scalar_type() == at::kBFloat16 && few > 0 && x.size(0) > 1 && x.size(0) <= kMostRows;
+}
+
+at::Tensor many(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, int64_t few) {
+  if (in_tiles(x, few)) {
+    const at::Tensor rows = x.contiguous();
+    at::Tensor product = at::empty({x.size(0), weight.size(0)}, x.options().dtype(at::kFloat));
+    tiled(rows.const_data_ptr<at::BFloat16>(), x.size(0), weight.const_data_ptr<at::BFloat16>(), weight.size(0),
+          x.size(1), product.mutable_data_ptr<float>());
+    return finished(product, bias, x.scalar_type());
+  }
   if (x.scalar_type() != at::kFloat) return at::linear(x, weight, bias);
   using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view,
                                at::List<std::optional<at::Scalar>>, std::optional<c10::string_view>);
@@ -208,7 +221,7 @@ at::Tensor many(const at::Tensor& x, const at::Tensor& weight, const std::option
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, int64_t few) {
-  if (x.size(0) > few) return many(x, weight, bias);
+  if (x.size(0) > few || in_tiles(x, few)) return many(x, weight, bias, few);
   const int64_t rows = x.size(0), columns = x.size(1), out = weight.size(0);
   const at::Tensor wide = widened(x, columns);
   at::Tensor product = at::empty({rows, out}, wide.options());
@@ -220,7 +233,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
 }
 
 // As `many`, of as many rows of the matrix at a time as stay in the caches.
-at::Tensor many_codes(const Codes& matrix, const at::Tensor& x, int64_t out, int64_t columns) {
+at::Tensor many_codes(const Codes& matrix, const at::Tensor& x, int64_t out, int64_t columns, int64_t few) {
   const int64_t most = std::max<int64_t>(64, kPiece / columns);
   at::Tensor product = at::empty({x.size(0), out}, x.options());
   at::Tensor piece = at::empty({std::min(most, out), columns}, x.options());
@@ -234,7 +247,7 @@ at::Tensor many_codes(const Codes& matrix, const at::Tensor& x, int64_t out, int
         for (int64_t n = first; n < end; n++) matrix.widen(from + n, to + n * columns);
       });
     }));
-    const at::Tensor part = many(filled, rows, std::nullopt);
+    const at::Tensor part = many(filled, rows, std::nullopt, few);
     if (count == out) return part;
     product.narrow(1, from, count).copy_(part);
   }
@@ -253,7 +266,7 @@ at::Tensor linear_codes(const at::Tensor& x, const at::Tensor& codes, const at::
   const int64_t rows = x.size(0), out = codes.size(0), blocks = scales.size(1);
   Codes matrix = codes_of(codes, scales, zeros, bits);
   const int64_t columns = blocks * matrix.block;
-  if (rows > few) return finished(many_codes(matrix, x, out, columns), bias, x.scalar_type());
+  if (rows > few) return finished(many_codes(matrix, x, out, columns, few), bias, x.scalar_type());
   const at::Tensor wide = widened(x, columns);
   std::vector<float> sums(rows == 1 ? blocks : 0);
   if (rows == 1) {
