@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,6 +32,7 @@ from xinfer.testing.tiny import tiny_config, write_folder
 MEASURE = """
 import json, random, re, sys, time
 from pathlib import Path
+from typing import Any
 from xinfer import LLM, SamplingParams
 
 def resident():
@@ -55,16 +57,16 @@ _GROUPS = (  # of version 2 and of version 1: where they are, and what is writte
 )
 
 
-def measure(overrides: list[str], group: Path | None) -> dict[str, object] | str:
+def measure(overrides: list[str], group: Path | None) -> dict[str, Any] | str:
     """Return what a process tells of itself, or how it ended."""
-    join = (lambda: (group / "cgroup.procs").write_text(str(os.getpid()))) if group is not None else None
+    join = None if group is None else lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, *overrides],
         capture_output=True,
         text=True,
         check=False,
         env=os.environ | {"XINFER_LOG": "error"},
-        preexec_fn=join,  # type: ignore[arg-type]
+        preexec_fn=join,
     )
     if done.returncode < 0:
         return f"killed by signal {-done.returncode}"
@@ -124,20 +126,20 @@ def main() -> None:
         parser.error("--synthetic and --limit go together")
     with tempfile.TemporaryDirectory(dir=".") as folder:
         overrides = [*options.overrides, "engine.kv_memory=64e6"]
-        group: object = nullcontext()
+        group: AbstractContextManager[Path | None] = nullcontext()
         if options.synthetic is not None:
             write_synthetic(Path(folder), options.synthetic * options.limit << 20)
             overrides = [f"model.reference={folder}", "model.dtype=bfloat16", "engine.kv_memory=64e6"]
             group = limited(options.limit << 20)
         print("| layers in memory | weights MiB | tokens/s | MiB a token | peak resident MiB |")
         print("| --- " * 5 + "|")
-        with group as joined:  # type: ignore[attr-defined]
+        with group as joined:
             for slots in [None, "all", *options.slots]:
                 more = [] if slots in (None, "all") else [f"model.stream_layers={slots}"]
                 print(row(slots, measure([] if slots is None else [*overrides, *more], joined)), flush=True)
 
 
-def row(slots: object, found: dict[str, object] | str) -> str:
+def row(slots: object, found: dict[str, Any] | str) -> str:
     """Return a line of the table."""
     name = "nothing but Python and torch" if slots is None else slots
     if isinstance(found, str):

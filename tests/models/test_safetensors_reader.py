@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from xinfer.backends.torch.runner import Reader
 from xinfer.errors import ModelError
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
+from xinfer.models.reader import Reader
 from xinfer.models.safetensors_reader import _TYPES, read_safetensors
 from xinfer.testing.tiny import tiny_config, write_folder
 
