@@ -52,7 +52,7 @@ def run(config: Config, job: Job) -> int:
             generation.loop()
         finally:
             figures |= generation.figures()
-    session.runner.close()
+    session.close()
     if record.folder is not None:
         write_report(record.folder)
     if config.json_stats is not None:

@@ -35,6 +35,24 @@ def random(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@given(scheme=SCHEMES, rows=st.integers(1, 9), blocks=st.integers(1, 5), data=st.data())
+def test_a_stretch_of_codes_stands_for_a_stretch_of_the_weights(
+    scheme: Scheme, rows: int, blocks: int, data: st.DataObject
+) -> None:
+    shape = (rows, blocks * scheme.block)
+    codes = Codes.of(quantize(random(*shape, seed=rows), scheme), shape)
+    for dim in (0, 1):
+        start = data.draw(st.integers(0, shape[dim] - 1))
+        length = data.draw(st.integers(1, shape[dim] - start))
+        if dim:
+            start, length = start // scheme.block * scheme.block, -(-length // scheme.block) * scheme.block
+            length = min(length, shape[dim] - start)
+        part = codes.narrow(dim, start, length)
+        assert part is not None
+        assert torch.equal(part.weights(), codes.weights().narrow(dim, start, length))
+    assert codes.narrow(1, 1, scheme.block - 1) is None
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     scheme=SCHEMES,

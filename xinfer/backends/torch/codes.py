@@ -54,18 +54,17 @@ class Codes:
 
     def narrow(self, dim: int, start: int, length: int) -> "Codes | None":
         """Return a stretch of it, copied; None where that cuts blocks of inputs."""
-        at, size = (start, length), self.codes.shape[-1] * 8 // self.bits // self.scales.shape[-1]
+        codes_at = scales_at = (start, length)
+        columns = self.columns
         if dim == self.codes.ndim - 1:
-            if start % size or length % size:
+            block = self.codes.shape[-1] * 8 // self.bits // self.scales.shape[-1]
+            if start % block or length % block:
                 return None
-            at = start // size, length // size
-        scales, zeros = (None if x is None else x.narrow(dim, *at).clone() for x in (self.scales, self.zeros))
-        if dim == self.codes.ndim - 1:
-            at, columns = (start * self.bits // 8, length * self.bits // 8), length
-        else:
-            columns = self.columns
-        assert scales is not None
-        return Codes(self.codes.narrow(dim, *at).clone(), scales, zeros, self.bits, columns)
+            codes_at, scales_at = (start * self.bits // 8, length * self.bits // 8), (start // block, length // block)
+            columns = length
+        zeros = None if self.zeros is None else self.zeros.narrow(dim, *scales_at).clone()
+        codes, scales = self.codes.narrow(dim, *codes_at).clone(), self.scales.narrow(dim, *scales_at).clone()
+        return Codes(codes, scales, zeros, self.bits, columns)
 
     def fits(self, other: "Codes") -> bool:
         """Whether rows of another can lie below these."""

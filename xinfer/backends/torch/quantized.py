@@ -19,7 +19,8 @@ from xinfer.models.reader import Reader
 
 log = logging.getLogger(__name__)
 
-_SEEING = ("observed", "decoder", "attention", "linear", "mlp", "rotary")  # by which weights are rounded as they are
+_LAYOUT = ("codes", "quantized")  # what lies how in the file
+_SEEING = ("observed", "decoder", "attention", "linear", "load", "mlp", "rotary")  # what tells how to round
 
 
 def quantized(model: Model, scheme: Scheme, names: list[str]) -> Mapping[str, Codes]:
@@ -31,8 +32,8 @@ def quantized(model: Model, scheme: Scheme, names: list[str]) -> Mapping[str, Co
     if model.load_format == "dummy":  # of which there is nothing to be seen
         return Lazy(schemes, lambda name: _codes(_of_dummy(model, name, schemes[name]), name, schemes[name], model))
     parts = [f"{part} {name}" for name, own in schemes.items() for part in _parts(own)]
-    seeing = code_hash(Path(__file__).parent, _SEEING) if scheme.method == "gptq" else ""
-    key = checkpoint_key(model, scheme, seeing)
+    modules = (*_LAYOUT, *_SEEING) if scheme.method == "gptq" else _LAYOUT
+    key = checkpoint_key(model, scheme, code_hash(Path(__file__).parent, modules))
     found = kept("torch", key, parts, lambda: dict(_made(model, scheme, schemes)))
     return Lazy(schemes, lambda name: _codes(found, name, schemes[name], model))
 

@@ -102,7 +102,6 @@ class LayerStream:
         self._thread = ThreadPoolExecutor(1, "layers", compute_alone)
         self._lane = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.waited_s = 0.0
-        self._restart(0)
 
     def modules(self) -> Iterator[nn.Module]:
         """Yield what computes each layer: itself, if it stays."""
@@ -135,7 +134,7 @@ class LayerStream:
     def change(self, change: Callable[[nn.Module], object]) -> None:
         """Do something to every layer that is brought in from now on."""
         self._changes.append(change)
-        self._restart(0)
+        self._forget()
 
     def close(self) -> None:
         """Let all go."""
