@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from time import sleep
 from typing import Any, NoReturn
 
 import hydra
@@ -34,6 +35,7 @@ from xinfer.tasks import Job
 log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
+_PATIENCE_S = 60  # in which the first of several processes has read a command line and a model's headers
 USAGE = """usage: python -m xinfer [TASK] [WORD ...] [--flag value] [--dotted.key value] [key=value ...] [-m] [-]
 
 Generates text: on standard output what the model says, on standard error everything else. - reads the prompt from
@@ -66,11 +68,13 @@ def _answered(work: Any) -> int:
     try:
         return int(work())
     except XinferError as error:
-        if not rank() or not isinstance(error, UsageError) or isinstance(error, DeviceError):  # the others are alike
+        alike = isinstance(error, UsageError) and not isinstance(error, DeviceError)
+        if not rank() or not alike or not _ended_by_the_first():
             _say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted")
+        if not rank():
+            _say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # whoever read the text has enough of it
         with suppress(OSError):
@@ -83,6 +87,18 @@ def _answered(work: Any) -> int:
         log.debug("internal error", exc_info=True)
         _say(f"internal error, please report it: {type(error).__name__}: {error} (XINFER_LOG=debug shows where)")
         return XinferError.exit_code
+
+
+def _ended_by_the_first() -> bool:
+    """Wait for the first process to refuse the same and end all others; if it does not, this one is alone with it.
+
+    Whoever leaves first is the reason for torchrun to end the others, which then could not say why.
+    """
+    try:
+        sleep(_PATIENCE_S)
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def _say(message: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from cases import TOLERANCE, Case, difference, expected
 
+from xinfer import cli
 from xinfer.testing.reference import write_reference
 from xinfer.testing.shapes import SHAPES, shape
 from xinfer.testing.tiny import tiny_config, write_folder
@@ -141,6 +142,21 @@ def test_what_cannot_be_shared_out_is_refused_once(folder: Path) -> None:
         assert len(said) == 1 and re.search(message, said[0]), done.stderr
         assert done.returncode == (2 if processes == 1 else 1)  # torchrun's own
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("ended", "said"), [(True, ""), (False, "xinfer: unknown flag --modle")])
+def test_a_process_that_refuses_leaves_the_telling_to_the_first(
+    ended: bool, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sleep(seconds: float) -> None:
+        if ended:  # as torchrun does it once the first is gone
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("xinfer.cli.sleep", sleep)
+    assert cli.run(["--modle", "x"]) == 2
+    assert capsys.readouterr().err.startswith(said) and bool(said) != ended
 
 
 @pytest.mark.parametrize("dies", [0, 1])
