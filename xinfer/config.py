@@ -20,6 +20,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from xinfer.task_configs import ExportConfig
+
 
 @dataclass
 class ModelConfig:
@@ -138,20 +140,6 @@ class RecordConfig:
     enabled: bool = True
     text: str = "full"
     steps: str = "all"
-
-
-@dataclass
-class ExportConfig:
-    """What the task `export` writes.
-
-    Attributes:
-        out: the folder, which must not be there yet, or be empty.
-        all_logits: whether the graph returns logits of all new tokens, which guessing several tokens at once needs, not
-            only of each sequence's last, which is faster.
-    """
-
-    out: str | None = None
-    all_logits: bool = False
 
 
 @dataclass
