@@ -1,6 +1,6 @@
 """What is checked of a request at the door, so that nothing that is let in can fail for its own shape later."""
 
-__all__ = ["make_request", "make_sequences"]
+__all__ = ["go_on", "make_request", "make_sequences"]
 
 from collections.abc import Sequence as Rows
 from dataclasses import replace
@@ -73,14 +73,37 @@ def make_sequences(request: Request, longest: int, decode: Decode | None) -> Seq
     return samples[0]
 
 
+def go_on(sequence: Sequence, output: Rows[int], sample: int, vocab_size: int) -> None:
+    """Give a sequence that has not run what it generated elsewhere; its next token is the one that came after that."""
+    if sequence.siblings:
+        raise RequestError(f"n={len(sequence.siblings) + 1}: one sample at a time goes on after given tokens: take n=1")
+    tokens = _ids(output, vocab_size, "output token")
+    if len(sequence.token_ids) + len(tokens) >= sequence.limit:
+        raise RequestError(
+            f"of {sequence.limit - sequence.num_prompt} tokens that may be generated {len(tokens)} are given: raise "
+            "max_tokens to have more"
+        )
+    sequence.sample = sample
+    sequence.token_ids += tokens
+    if sequence.counts is not None:
+        sequence.counts.update(tokens)
+    if sequence.text is not None:
+        for number, token in enumerate(tokens, 1):
+            sequence.text.push(token, number >= sequence.request.params.min_tokens)
+
+
 def _prompt(prompt: Rows[int], vocab_size: int) -> tuple[int, ...]:
     if not len(prompt):
         raise RequestError("the prompt has no tokens: give it at least one")
-    for token in prompt:
+    return _ids(prompt, vocab_size, "prompt token")
+
+
+def _ids(tokens: Rows[int], vocab_size: int, what: str) -> tuple[int, ...]:
+    for token in tokens:
         whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
         if not whole or not 0 <= token < vocab_size:
-            raise RequestError(f"prompt token {token!r} is not an id of the vocabulary (0 to {vocab_size - 1})")
-    return tuple(int(token) for token in prompt)
+            raise RequestError(f"{what} {token!r} is not an id of the vocabulary (0 to {vocab_size - 1})")
+    return tuple(int(token) for token in tokens)
 
 
 def _check_length(prompt: int, params: SamplingParams, longest: int) -> None:

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from torch import Tensor
 
-from xinfer.engine.admission import Tokenizer, make_request, make_sequences
+from xinfer.engine.admission import Tokenizer, go_on, make_request, make_sequences
 from xinfer.engine.detokenizer import Decode, remembering
 from xinfer.engine.logits import LogitsProcessor
 from xinfer.engine.logprobs import MODES
@@ -94,6 +94,8 @@ class Engine:
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
+        output_token_ids: Sequence[int] = (),
+        sample: int = 0,
     ) -> Request:
         """Queue a request; a `RequestError` says why it can never run, an `OverloadedError` that it can't now.
 
@@ -104,6 +106,8 @@ class Engine:
             priority: lower goes first, where the policy is `priority`.
             timeout_s: seconds from now after which it ends, done or not.
             cache_salt: the prefix cache serves only requests of the same salt.
+            output_token_ids: what it has generated before, elsewhere; it goes on after that as it would have there.
+            sample: which sample of a request that is, where it had several.
         """
         index = self._next_index if index is None else index
         if not 0 <= index < 2**32:
@@ -132,6 +136,8 @@ class Engine:
             processors=self.processors,
         )
         first = make_sequences(request, longest, self._decode[params.skip_special_tokens])
+        if output_token_ids or sample:
+            go_on(first, output_token_ids, sample, self.vocab_size)
         self.scheduler.add(first)
         self._next_index, self._arrived = max(self._next_index, index + 1), self._arrived + 1
         self._sequences[request.request_id] = [first, *first.siblings]
