@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.global_hydra import GlobalHydra
 from hypothesis import HealthCheck, settings
 
 from xinfer import plugins
 from xinfer.backends import Backend
+from xinfer.cli import run
 from xinfer.composing import default_model
 from xinfer.engine.runner import ModelRunner
 from xinfer.hookspecs import hookimpl
@@ -96,3 +98,18 @@ def fake_backend(monkeypatch: pytest.MonkeyPatch):
     torch.set_num_threads(1)  # for rows of 260 numbers more only cost time
     yield install
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """Run a command line in this process, in an empty folder; returns (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XINFER_LOG", "error")
+    monkeypatch.setattr(sys, "argv", ["xinfer"])
+
+    def call(*words: str) -> tuple[int, str, str]:
+        GlobalHydra.instance().clear()
+        code = run(list(words))
+        return code, *capfd.readouterr()
+
+    return call

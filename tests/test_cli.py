@@ -8,25 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
-from xinfer.cli import run
 from xinfer.records.reader import read_run
-
-
-@pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    """Run a command line in this process, in an empty folder; returns (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XINFER_LOG", "error")
-    monkeypatch.setattr(sys, "argv", ["xinfer"])
-
-    def call(*words: str) -> tuple[int, str, str]:
-        GlobalHydra.instance().clear()
-        code = run(list(words))
-        return code, *capfd.readouterr()
-
-    return call
 
 
 def test_the_text_goes_to_standard_output_and_everything_else_to_standard_error(

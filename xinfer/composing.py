@@ -1,6 +1,6 @@
 """From overrides to a configuration, by Hydra: where values lie, what they must be, and what is said of mistakes."""
 
-__all__ = ["compose", "config_folder", "default_model", "register", "typed", "worded"]
+__all__ = ["compose", "composed", "config_folder", "default_model", "register", "typed", "worded"]
 
 import re
 import threading
@@ -64,7 +64,12 @@ def default_model() -> str:
 
 
 def compose(overrides: Sequence[str], plugins: "Plugins") -> Config:
-    """Return the configuration for these overrides, as the command line would; what it refuses is a `UsageError`.
+    """Return the configuration for these overrides, as the command line would; what it refuses is a `UsageError`."""
+    return typed(composed(overrides, plugins))
+
+
+def composed(overrides: Sequence[str], plugins: "Plugins") -> DictConfig:
+    """Return what `compose` does before it is an object, and may have keys missing.
 
     For programs, which may use Hydra themselves: nothing of its state is different afterwards. Only another thread that
     uses Hydra at the same time would notice.
@@ -73,7 +78,7 @@ def compose(overrides: Sequence[str], plugins: "Plugins") -> Config:
         with _hydra_of_our_own():
             register(plugins)
             with hydra.initialize_config_dir(str(config_folder()), job_name="xinfer", version_base="1.3"):
-                return typed(hydra.compose("config", overrides=list(overrides)))
+                return hydra.compose("config", overrides=list(overrides))
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise worded(error, overrides, plugins) from error
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from xinfer.task_configs import ExportConfig
+from xinfer.task_configs import AuditConfig, DiffConfig, ExportConfig, ReplayConfig, WhyConfig
 
 
 @dataclass
@@ -166,7 +166,8 @@ class Config:
         json_stats: where the figures go as one line of JSON: `-` is standard error, anything else a file.
         bench_only: print the figures, not the text.
         json: of the task `inspect`: print one JSON object instead of the page.
-        run: of the task `explain`: a run's folder, or `latest`.
+        run: of the tasks `explain`, `replay` and `why`: a run's folder, or `latest`.
+        request, sample: of `replay` and `why`: one of the run's requests, and of its samples.
         plugin: configs of plugins that are no backends, by their group: `+plugin/GROUP=NAME`, then `plugin.GROUP.KEY`.
     """
 
@@ -179,11 +180,17 @@ class Config:
     record: RecordConfig = field(default_factory=RecordConfig)
     log: LogConfig = field(default_factory=LogConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    why: WhyConfig = field(default_factory=WhyConfig)
+    diff: DiffConfig = field(default_factory=DiffConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     chat: bool = True
     json_stats: str | None = None
     bench_only: bool = False
     json: bool = False
     run: str = "latest"
+    request: int | None = None
+    sample: int = 0
     plugin: dict[str, Any] = field(default_factory=dict)
 
 

@@ -57,12 +57,19 @@ FLAGS = (
     Flag("--json", "of inspect: one JSON object instead of the page", "json", "true"),
     Flag("--bench-only", "print the figures, not the text", "bench_only", "true"),
     Flag("--stream-layers", "have only N layers in memory at once", "model.stream_layers"),
+    Flag("--request", "of replay and why: this request of the run", "request"),
+    Flag("--sample", "of replay and why: this sample of it", "sample"),
+    Flag("--from", "of replay: go on from this token of its answer", "replay.first"),
+    Flag("--token", "of why: this token of its answer, counted from 0", "why.token"),
     Flag("--no-stream", "have all layers in memory", "model.stream_layers", "null"),
 )
 WORDS = {  # of tasks that take words: the keys that they stand for, in order
+    "diff": ("diff.a", "diff.b"),
     "explain": ("run",),
     "export": ("model.reference", "export.out"),
     "inspect": ("model.reference",),
+    "replay": ("run",),
+    "why": ("run",),
 }
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 

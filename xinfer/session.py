@@ -198,6 +198,10 @@ class Session:
         self._check_length(ids)
         return ids
 
+    def token_text(self, token_id: int) -> str:
+        """Return one token for people to see, in quotes."""
+        return repr(self.tokenizer.decode([token_id], False))
+
     def _check_length(self, ids: Sequence[int]) -> None:
         if not self.computes_checkpoint:
             return

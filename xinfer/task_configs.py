@@ -1,8 +1,8 @@
 """The keys of single tasks; `config.py` has those that all tasks share."""
 
-__all__ = ["ExportConfig"]
+__all__ = ["AuditConfig", "DiffConfig", "ExportConfig", "ReplayConfig", "WhyConfig"]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -17,3 +17,73 @@ class ExportConfig:
 
     out: str | None = None
     all_logits: bool = False
+
+
+@dataclass
+class ReplayConfig:
+    """What of a recorded run the task `replay` runs again.
+
+    Attributes:
+        first: of one request, the text goes on from this token of the answer, with those before it as recorded.
+        resume: only what the run did not finish, each text from where it came.
+    """
+
+    first: int = 0
+    resume: bool = False
+
+
+@dataclass
+class WhyConfig:
+    """Which tokens of a recorded run the task `why` explains.
+
+    Attributes:
+        token: which token of the answer, counted from 0; null tells of all of them how little would have flipped each.
+        top: candidates that are shown at each stage.
+        noise: by how much logits would change elsewhere: a precision (float32, bfloat16, float16, int8, int4) or a
+            number; null tells of every precision.
+    """
+
+    token: int | None = None
+    top: int = 5
+    noise: str | None = None
+
+
+@dataclass
+class DiffConfig:
+    """What the task `diff` compares, and when it fails.
+
+    Attributes:
+        a, b: two sides, each a backend or a run's folder.
+        a_overrides, b_overrides: what is different of each, as `key=value`; on the command line `a.KEY=VALUE`.
+        tokens: of each text at most.
+        texts: windows of the shipped text, where neither a run nor prompts are given.
+        layers: whether to look for the first layer that differs.
+        max_kl, min_top1, max_difference: the check fails where the mean divergence (nats a token) or the largest
+            difference of logits is above, or the agreement of the likeliest token below.
+    """
+
+    a: str = "eager"
+    b: str = "onnx"
+    a_overrides: list[str] = field(default_factory=list)
+    b_overrides: list[str] = field(default_factory=list)
+    tokens: int = 512
+    texts: int = 4
+    layers: bool = True
+    max_kl: float | None = None
+    min_top1: float | None = None
+    max_difference: float | None = None
+
+
+@dataclass
+class AuditConfig:
+    """What the task `audit` tries.
+
+    Attributes:
+        only: of the things that should not change tokens, these; null for all that can be tried here.
+        prompts: requests that it makes up, where none are given.
+        tokens: that each of them generates.
+    """
+
+    only: list[str] | None = None
+    prompts: int = 6
+    tokens: int = 32

@@ -1,4 +1,4 @@
-"""What is told of a token: nothing smaller than its margin flips it, and what it says could come can be made to come."""
+"""What is told of a token: nothing smaller than its margin flips it, and what it says could come can come."""
 
 import math
 from dataclasses import replace

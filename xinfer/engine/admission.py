@@ -1,15 +1,15 @@
 """What is checked of a request at the door, so that nothing that is let in can fail for its own shape later."""
 
-__all__ = ["go_on", "make_request", "make_sequences"]
+__all__ = ["Admission", "Tokenizer"]
 
 from collections.abc import Sequence as Rows
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from xinfer.engine.detokenizer import Decode, TextStream
+from xinfer.engine.detokenizer import Decode, TextStream, remembering
 from xinfer.engine.logits import LogitsProcessor, asks, check, counted
+from xinfer.engine.random import derive
 from xinfer.engine.types import Request, SamplingParams, Sequence
 from xinfer.errors import RequestError
 
@@ -21,37 +21,75 @@ class Tokenizer(Protocol):
         """Return the text of these tokens."""
 
 
-def make_request(
-    request: Request,
-    *,
-    vocab_size: int,
-    longest: int,
-    tokenizer: Tokenizer | None,
-    processors: dict[str, LogitsProcessor],
-) -> Request:
-    """Return a request as the engine runs it: plain ids, bad words as tokens; a `RequestError` says why it can't.
+class Admission:
+    """Makes sequences of what is asked for; a `RequestError` says why it can never run.
 
     Args:
-        request: as the user gave it.
+        tokenizer: for texts, stop strings and bad words; None leaves texts empty.
+        processors: those that a request may name in `params.extra`.
         vocab_size: ids that there are.
-        longest: tokens of prompt and output that one sequence may have.
-        tokenizer: for bad words.
-        processors: those that the request may name in `params.extra`.
+        eos_token_ids: tokens that end a text.
+        seed: the run's, of which each request's own is derived.
     """
-    params = request.params
-    prompt = _prompt(request.prompt_token_ids, vocab_size)
-    _check_length(len(prompt), params, longest)
-    for name, arguments in params.extra.items():
-        if name not in processors:
-            there = ", ".join(processors) or "none"
-            raise RequestError(f"extra names {name!r}, but there is no such logits processor (there are: {there})")
-        processors[name].check(arguments)
-    request = replace(request, prompt_token_ids=prompt, bad_words=_bad_words(params, tokenizer, vocab_size))
-    check(request, vocab_size)
-    return request
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        processors: Rows[LogitsProcessor],
+        vocab_size: int,
+        eos_token_ids: Rows[int],
+        seed: int,
+    ) -> None:
+        self.tokenizer, self.vocab_size, self.seed = tokenizer, vocab_size, seed
+        self.processors = {processor.name: processor for processor in processors}
+        self._eos = frozenset(eos_token_ids)
+        self._decode = {skip: _decoder(tokenizer, skip) for skip in (False, True)}
+
+    def sequence(
+        self,
+        prompt: Rows[int],
+        params: SamplingParams,
+        longest: int,
+        *,
+        index: int,
+        output_token_ids: Rows[int] = (),
+        sample: int = 0,
+        **others: Any,
+    ) -> Sequence:
+        """Return a request's first sample, in its `siblings` the others.
+
+        `Engine.add_request` says what the arguments are; `longest` is how many tokens of prompt and output one sequence
+        may have, `others` are more fields of the `Request`.
+        """
+        ids = _prompt(prompt, self.vocab_size)
+        _check_length(len(ids), params, longest)
+        for name, arguments in params.extra.items():
+            if name not in self.processors:
+                there = ", ".join(self.processors) or "none"
+                raise RequestError(f"extra names {name!r}, but there is no such logits processor (there are: {there})")
+            self.processors[name].check(arguments)
+        request = Request(
+            request_id=str(index),
+            index=index,
+            prompt_token_ids=ids,
+            params=params,
+            seed=derive(self.seed, index) if params.seed is None else params.seed,
+            eos_token_ids=frozenset() if params.ignore_eos else self._eos,
+            bad_words=_bad_words(params, self.tokenizer, self.vocab_size),
+            **others,
+        )
+        check(request, self.vocab_size)
+        first = _sequences(request, longest, self._decode[params.skip_special_tokens])
+        if output_token_ids or sample:
+            _go_on(first, output_token_ids, sample, self.vocab_size)
+        return first
 
 
-def make_sequences(request: Request, longest: int, decode: Decode | None) -> Sequence:
+def _decoder(tokenizer: Tokenizer | None, skip: bool) -> Decode | None:
+    return None if tokenizer is None else remembering(lambda ids: tokenizer.decode(ids, skip))
+
+
+def _sequences(request: Request, longest: int, decode: Decode | None) -> Sequence:
     """Return a request's first sample, and in its `siblings` the others; without `decode` they have no text."""
     most = request.params.max_tokens
     prompt = request.prompt_token_ids
@@ -73,7 +111,7 @@ def make_sequences(request: Request, longest: int, decode: Decode | None) -> Seq
     return samples[0]
 
 
-def go_on(sequence: Sequence, output: Rows[int], sample: int, vocab_size: int) -> None:
+def _go_on(sequence: Sequence, output: Rows[int], sample: int, vocab_size: int) -> None:
     """Give a sequence that has not run what it generated elsewhere; its next token is the one that came after that."""
     if sequence.siblings:
         raise RequestError(f"n={len(sequence.siblings) + 1}: one sample at a time goes on after given tokens: take n=1")

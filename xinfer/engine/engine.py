@@ -8,13 +8,11 @@ from time import perf_counter
 
 from torch import Tensor
 
-from xinfer.engine.admission import Tokenizer, go_on, make_request, make_sequences
-from xinfer.engine.detokenizer import Decode, remembering
+from xinfer.engine.admission import Admission, Tokenizer
 from xinfer.engine.logits import LogitsProcessor
 from xinfer.engine.logprobs import MODES
 from xinfer.engine.observers import NOBODY, Observers
 from xinfer.engine.outputs import RequestOutput, StepOutput, TokenOutput
-from xinfer.engine.random import derive
 from xinfer.engine.results import StepTimes, request_output, step_stats
 from xinfer.engine.runner import LEVELS, ModelRunner
 from xinfer.engine.sampler import Choice, Sampler
@@ -58,17 +56,13 @@ class Engine:
     ) -> None:
         if logprobs_mode not in MODES:
             raise ConfigError(f"engine.logprobs_mode={logprobs_mode!r} is unknown (there are: {', '.join(MODES)})")
-        self.runner, self.tokenizer, self.seed, self.observers, self.clock = runner, tokenizer, seed, observers, clock
-        self.processors = {processor.name: processor for processor in processors}
-        self.vocab_size = min(
-            runner.info.vocab_size, getattr(tokenizer, "max_token_id", runner.info.vocab_size - 1) + 1
-        )
-        self.sampler = Sampler(processors, self.vocab_size, logprobs_mode)
+        self.runner, self.observers, self.clock = runner, observers, clock
+        vocab_size = min(runner.info.vocab_size, getattr(tokenizer, "max_token_id", runner.info.vocab_size - 1) + 1)
+        self.admission = Admission(tokenizer, processors, vocab_size, eos_token_ids, seed)
+        self.sampler = Sampler(processors, vocab_size, logprobs_mode)
         separate = _separate(runner, limits)
         self.scheduler = Scheduler(limits, runner.info, separate, clock)
         self.speculator = None if separate else speculator
-        self._decode = {skip: _decoder(tokenizer, skip) for skip in (False, True)}
-        self._eos = frozenset(eos_token_ids)
         self._sequences: dict[str, list[Seq]] = {}  # the samples of each request that have not ended
         self._deadlines: list[tuple[float, str]] = []
         self._ended: list[RequestOutput] = []  # outside of a step, to be told by the next
@@ -116,28 +110,19 @@ class Engine:
             raise RequestError(f"index={index} is in use by a request that still runs: take another")
         if timeout_s is not None and not timeout_s > 0:
             raise RequestError(f"timeout_s={timeout_s!r} is out of range: seconds above zero are expected")
-        longest = self.max_model_len
-        request = make_request(
-            Request(
-                request_id=str(index),
-                index=index,
-                prompt_token_ids=prompt_token_ids,  # type: ignore[arg-type]  # plain ids once it is checked
-                params=params,
-                seed=derive(self.seed, index) if params.seed is None else params.seed,
-                eos_token_ids=frozenset() if params.ignore_eos else self._eos,
-                priority=priority,
-                deadline=None if timeout_s is None else self.clock() + timeout_s,
-                cache_salt=cache_salt,
-                arrival=self._arrived,
-            ),
-            vocab_size=self.vocab_size,
-            longest=longest,
-            tokenizer=self.tokenizer,
-            processors=self.processors,
+        first = self.admission.sequence(
+            prompt_token_ids,
+            params,
+            self.max_model_len,
+            index=index,
+            output_token_ids=output_token_ids,
+            sample=sample,
+            priority=priority,
+            deadline=None if timeout_s is None else self.clock() + timeout_s,
+            cache_salt=cache_salt,
+            arrival=self._arrived,
         )
-        first = make_sequences(request, longest, self._decode[params.skip_special_tokens])
-        if output_token_ids or sample:
-            go_on(first, output_token_ids, sample, self.vocab_size)
+        request = first.request
         self.scheduler.add(first)
         self._next_index, self._arrived = max(self._next_index, index + 1), self._arrived + 1
         self._sequences[request.request_id] = [first, *first.siblings]
@@ -278,10 +263,6 @@ class Engine:
             samples = self._sequences.get(request_id)
             if samples and samples[0].request.deadline == deadline:
                 self.abort(request_id, FinishReason.TIMEOUT)
-
-
-def _decoder(tokenizer: Tokenizer | None, skip: bool) -> Decode | None:
-    return None if tokenizer is None else remembering(lambda ids: tokenizer.decode(ids, skip))
 
 
 def _separate(runner: ModelRunner, limits: Limits) -> bool:

@@ -36,9 +36,9 @@ class RunnerInfo:
         stream_bytes: of the layers that a step brings in.
         notes: what a user may want to know of how it computes.
         levels: those of `LEVELS` that it keeps, bit for bit, with the limits that it was made with.
-        capabilities: optional parts of the contract that it has: `copy`, `free`; `decode_differs` says that it keeps
-            its levels only if the engine never computes single tokens beside longer pieces in one call, never cuts a
-            single token off a prompt, and computes generated tokens one by one, again too.
+        capabilities: optional parts of the contract that it has: `copy`, `free`, `layers`; `decode_differs` says that
+            it keeps its levels only if the engine never computes single tokens beside longer pieces in one call, never
+            cuts a single token off a prompt, and computes generated tokens one by one, again too.
     """
 
     vocab_size: int
@@ -78,6 +78,13 @@ class ModelRunner(ABC):
 
     def copy(self, source: int, target: int, tokens: int) -> None:  # noqa: B027
         """Copy the first `tokens` tokens of block `source` into block `target` (capability `copy`)."""
+
+    def layers(self, batch: Batch) -> list[torch.Tensor]:
+        """Compute a batch as `forward` does, and return what goes into the first layer and comes out of each.
+
+        float32 [T, width] on the host, of every token of the batch (capability `layers`).
+        """
+        raise NotImplementedError
 
     def free(self, blocks: Sequence[int]) -> None:  # noqa: B027
         """Hear of blocks that nobody holds and nobody can find any more (capability `free`).

@@ -1,22 +1,16 @@
 """`python -m xinfer explain [RUN]`: what held a run back, with the numbers, and which setting to change."""
 
-__all__ = ["find_run", "run"]
-
-import json
-from contextlib import suppress
-from pathlib import Path
+__all__ = ["run"]
 
 from rich.markup import escape
 
 from xinfer.config import Config
-from xinfer.errors import UsageError
 from xinfer.records.diagnosis import Finding, diagnose
 from xinfer.records.evidence import Evidence
 from xinfer.records.reader import RecordedRun, read_run
 from xinfer.tasks import Job
 from xinfer.tasks.console import console
-
-_RUNS = Path("outputs")
+from xinfer.tasks.recorded import find_run
 
 
 def run(config: Config, job: Job) -> int:
@@ -46,19 +40,3 @@ def _ending(recorded: RecordedRun) -> str:
         return "running, or killed"
     error = recorded.info.get("error")
     return f"failed ({error})" if recorded.status == "failed" and error else recorded.status
-
-
-def find_run(name: str) -> Path:
-    """Return the folder of a run, for `latest` that of the one under outputs/ which was started last."""
-    if name != "latest":
-        folder = Path(name).expanduser()
-        if not folder.is_dir():
-            raise UsageError(f"{name} is not there: name a run's folder, or latest")
-        return folder
-    started = {}
-    for path in _RUNS.rglob("run.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # one that can't be read is not the one that is meant
-            started[path.parent] = str(json.loads(path.read_text("utf-8"))["started"])
-    if not started:
-        raise UsageError(f"there is no run under {_RUNS}/ yet: name a run's folder")
-    return max(started, key=lambda folder: started[folder])

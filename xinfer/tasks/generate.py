@@ -1,10 +1,11 @@
 """`python -m xinfer`: what the model says goes to standard output, everything else to standard error and the record."""
 
-__all__ = ["run"]
+__all__ = ["Generation", "run"]
 
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
@@ -71,6 +72,9 @@ class Generation:
         self.config, self.session, self.record, self.job = config, session, record, job
         self.outputs: list[RequestOutput] = []
         self._queued: list[str] = []
+        self._places: dict[int, int] = {}  # of each request's first text among all
+        self._texts = 0
+        self._going_on: set[int] = set()  # whose texts began elsewhere, and are shown once they are whole
         self.writer = TextWriter(sys.stdout, silent=config.bench_only)
         self.engine: Engine
         self._roofline, self._streaming = Roofline(), Streaming()
@@ -99,10 +103,14 @@ class Generation:
             "dtype": runner.info.dtype,
         }
 
-    def add(self, prompt: Prompt, ids: list[int], chat: bool, params: SamplingParams) -> None:
-        """Queue one prompt."""
-        request = self.engine.add_request(ids, params, timeout_s=self.config.engine.timeout_s)
+    def add(self, prompt: Prompt, ids: Sequence[int], chat: bool, params: SamplingParams, **known: Any) -> None:
+        """Queue one prompt; what is known of it besides is for `Engine.add_request`."""
+        request = self.engine.add_request(ids, params, timeout_s=self.config.engine.timeout_s, **known)
         self._queued.append(request.request_id)
+        self._places[request.index] = self._texts - known.get("sample", 0)
+        self._texts += params.n
+        if known.get("output_token_ids"):
+            self._going_on.add(request.index)
         text = {
             "prompt": prompt.text,
             "system": prompt.system,
@@ -130,10 +138,12 @@ class Generation:
 
     def _show(self, step: StepOutput) -> None:
         for token in step.tokens:
-            self.writer.write(token.request.index * token.request.params.n + token.sample, token.text)
+            if token.request.index not in self._going_on:
+                self.writer.write(self._places[token.request.index] + token.sample, token.text)
         for output in step.finished:
             self.outputs.append(output)
-            self.writer.finish(output.index * output.params.n + output.sample, output.tail)
+            whole = output.index in self._going_on
+            self.writer.finish(self._places[output.index] + output.sample, output.text if whole else output.tail)
             stats = output.stats
             log.info(
                 _ENDINGS[output.finish_reason],

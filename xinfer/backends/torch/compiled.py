@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class CompiledRunner(TorchRunner):
     """Computes steps by graphs."""
 
-    can_pad = False
+    can_pad = tells_layers = False
 
     def __init__(self, context: BackendContext) -> None:
         device = choose_device(context.config.device)

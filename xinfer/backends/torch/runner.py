@@ -46,9 +46,11 @@ class TorchRunner(ModelRunner):
 
     Attributes:
         can_pad: whether it can compute rows alike in any number of rows, if asked to (`determinism=invariant`).
+        tells_layers: whether what a layer brings can be seen.
     """
 
     can_pad = True
+    tells_layers = True
 
     def __init__(self, context: BackendContext) -> None:
         spec, self._memory = context.model.spec, ResidentMemory()
@@ -84,7 +86,7 @@ class TorchRunner(ModelRunner):
             stream_bytes=stream.bytes,
             notes=tuple(str(each) for each in (self.padding, self.ranks) if each is not None),
             levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
-            capabilities=frozenset({"copy"}),
+            capabilities=frozenset({"copy", "layers"} if self.tells_layers and self.ranks is None else {"copy"}),
         )
         end_threads()  # who steps may be another thread
 
@@ -118,6 +120,23 @@ class TorchRunner(ModelRunner):
         """Return logits of at least the tokens `step.sample_at`; ids and positions are [T], on the device."""
         logits: Tensor = self.model(token_ids, positions, self.pools, step)
         return logits
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """See `ModelRunner.layers`."""
+        told: list[Tensor] = []
+
+        def tell(module: object, inputs: tuple[Any, ...], output: Tensor) -> None:
+            if not told:
+                told.append(inputs[0].float().cpu())
+            told.append(output.float().cpu())
+
+        hooks = [layer.register_forward_hook(tell) for layer in self.model.layers]
+        try:
+            self.forward(batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return [each[: len(batch.token_ids)] for each in told]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """See `ModelRunner.copy`."""
