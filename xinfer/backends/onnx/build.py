@@ -1,6 +1,6 @@
 """From a model to a session and its cache: what an `OnnxRunner` is made of."""
 
-__all__ = ["Built", "build"]
+__all__ = ["Built", "build", "opened"]
 
 import logging
 import math
@@ -54,34 +54,16 @@ def build(context: BackendContext, providers: Providers) -> Built:
             f"model.dtype={context.model.dtype}: backend=onnx computes in float32 on the CPU: leave it out, and for "
             "fewer bytes take model.quantization=int8 or int4"
         )
-    scheme = context.model.quantization
     kv_dtype = context.config.kv_dtype or "float32"
     ragged = takes("GroupQueryAttention", "query_seqlens") and all(name == CPU for name, _ in providers)
     form = Form(
         spec.context_len(limits.max_model_len),
-        scheme=scheme,
+        scheme=context.model.quantization,
         accuracy_level=context.config.accuracy_level,
         kv_dtype=kv_dtype,
         ragged=ragged,
     )
-    started = perf_counter()
-    path, recipes = graph_for(spec, form)
-    threads = context.config.threads or cores()
-    opened = partial(open_session, providers=providers, threads=threads)
-    own = {name: each for name, each in recipes.items() if not is_scale(each)}
-    weights = dict(made(context.model, own, form, threads))
-    if kv_dtype == "int8":
-        weights |= kv_scales(context.model, form, recipes, weights, opened)
-    resident = sum(each.numel() * each.element_size() for each in weights.values())
-    read = perf_counter()
-    session = opened(path, weights)
-    del weights
-    give_back()
-    if context.config.huge_pages and resident >= _MANY:
-        use_huge_pages()
-    log.info(
-        "session ready", extra={"weights_s": read - started, "session_s": perf_counter() - read, "bytes": resident}
-    )
+    session, resident = opened(context, form, providers)
     dtype: torch.dtype = getattr(torch, kv_dtype)
     heads = [(layer.attention.kv_heads, head_width(layer.attention)) for layer in spec.layers for _ in range(2)]
     token_bytes = sum(groups * width for groups, width in heads) * dtype.itemsize
@@ -104,9 +86,32 @@ def build(context: BackendContext, providers: Providers) -> Built:
             step_read_bytes=spec.step_read(partial(_stored_bytes, form.scheme)),
             kv_token_bytes=token_bytes,
             notes=() if dtype == torch.float32 else (f"the KV cache is {kv_dtype}",),
-            capabilities=frozenset({"copy", "free"}),
+            capabilities=frozenset({"copy", "free", "layers"}),
         ),
     )
+
+
+def opened(context: BackendContext, form: Form, providers: Providers) -> tuple[ort.InferenceSession, int]:
+    """Return a graph with the model's weights in it, and how many bytes these are."""
+    started = perf_counter()
+    path, recipes = graph_for(context.model.spec, form)
+    threads = context.config.threads or cores()
+    opens = partial(open_session, providers=providers, threads=threads)
+    own = {name: each for name, each in recipes.items() if not is_scale(each)}
+    weights = dict(made(context.model, own, form, threads))
+    if form.kv_dtype == "int8":
+        weights |= kv_scales(context.model, form, recipes, weights, opens)
+    resident = sum(each.numel() * each.element_size() for each in weights.values())
+    read = perf_counter()
+    session = opens(path, weights)
+    del weights
+    give_back()
+    if context.config.huge_pages and resident >= _MANY:
+        use_huge_pages()
+    log.info(
+        "session ready", extra={"weights_s": read - started, "session_s": perf_counter() - read, "bytes": resident}
+    )
+    return session, resident
 
 
 def _stored_bytes(scheme: Scheme | None, name: str, shape: tuple[int, ...]) -> int:

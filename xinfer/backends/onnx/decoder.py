@@ -67,7 +67,9 @@ def write(spec: DecoderSpec, form: Form) -> tuple[ir.Model, dict[str, Recipe]]:
     x = _embedded(writer, given.token_ids, given.cache.positions)
     more: ir.Value | None = None  # what is still to be added to x
     for index in range(len(spec.layers)):
+        _tell(writer, x, more, index)
         x, more = _layer(writer, x, more, index, given.cache)
+    _tell(writer, x, more, len(spec.layers))
     x = x if more is None else graph.op("Add", x, more)
     logits = _head(writer, writer.norm(_rows(writer, x, given.wanted), spec.norm, "norm", spec.hidden_size))
     places: list[int | str] = ["sampled"]
@@ -186,6 +188,13 @@ def _layer(
         x, _scaled(writer, attended, spec.residual_scale), spec.mlp_norm, f"{prefix}mlp_norm"
     )
     return x, _scaled(writer, _mlp(writer, normed, index), spec.residual_scale)
+
+
+def _tell(writer: Writer, x: ir.Value, more: ir.Value | None, index: int) -> None:
+    """Let the graph tell what goes into a layer, if that is wanted."""
+    if writer.form.layers:
+        told = writer.graph.op("Add", x, writer.graph.number(0.0) if more is None else more)
+        writer.graph.output(told, f"layers.{index}", ["rows", "tokens", writer.spec.hidden_size])
 
 
 def _mlp(writer: Writer, x: ir.Value, index: int) -> ir.Value:

@@ -23,6 +23,7 @@ class Form:
         ragged: whether several sequences may have different numbers of new tokens in one call (`query_seqlens`).
         genai: whether inputs and outputs are those of onnxruntime-genai, not of `OnnxRunner`.
         all_logits: of those outputs, whether logits are those of all new tokens, not of each sequence's last.
+        layers: whether there are outputs `layers.N` too, [B, S, H]: what goes into layer N, and out of the last.
     """
 
     max_len: int
@@ -34,3 +35,4 @@ class Form:
     ragged: bool = False
     genai: bool = False
     all_logits: bool = False
+    layers: bool = False
