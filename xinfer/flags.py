@@ -112,6 +112,7 @@ def parse(argv: list[str], *, texts: bool = True) -> CommandLine:
     line, words, found = CommandLine(), iter(argv), _Texts()
     task: str | None = None
     keys: Iterator[str] = iter(())
+    sides: dict[str, list[str]] = {"a": [], "b": []}
     for word in words:
         name, equals, value = word.partition("=")
         if word == "-":
@@ -135,12 +136,17 @@ def parse(argv: list[str], *, texts: bool = True) -> CommandLine:
         elif task is None and word.isidentifier():
             task, keys = word, iter(WORDS.get(word, ()))
             line.overrides.insert(0, f"task={word}")
+        elif task == "diff" and name[:2] in ("a.", "b.") and equals:
+            sides[name[0]].append(f"{name[2:]}={value}")
         elif (not equals or "/" in name or name.startswith(("hf:", "pypi:"))) and (key := next(keys, None)):
             line.overrides.append(f"{key}={quote(word)}")
         elif not equals and not word.startswith("~"):
             raise ConfigError(f"unexpected word {word!r}: a key is set as key=value, and a prompt goes after --prompt")
         else:
             line.overrides.append(word)
+    line.overrides += [
+        f"diff.{side}_overrides=[{','.join(map(quote_text, own))}]" for side, own in sides.items() if own
+    ]
     line.prompts = found.all()
     return line
 

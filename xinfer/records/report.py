@@ -2,16 +2,12 @@
 
 __all__ = ["write_report"]
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from xinfer.engine.stats import percentile
-from xinfer.hardware import gibibytes
+from xinfer.records.page import number, write_page
 from xinfer.records.reader import RecordedRun, read_run
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 220, 48, 26
@@ -44,18 +40,8 @@ class Picture:
 def write_report(folder: Path) -> Path:
     """Write a run folder's report.html from the other files in it, and return its path."""
     run = read_run(folder)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("xinfer.records", "."), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters |= {"number": _number, "bytes": gibibytes, "pretty": lambda value: json.dumps(value, indent=2)}
-    page = environment.get_template("report.html.j2").render(
-        run=run, info=run.info, stats=run.stats, picture=latency_picture(run), facts=_facts(run), stages=_stages(run)
-    )
-    target = folder / "report.html"
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_text(page, "utf-8")
-    os.replace(temporary, target)
-    return target
+    facts = {"picture": latency_picture(run), "facts": _facts(run), "stages": _stages(run)}
+    return write_page(folder / "report.html", "report.html.j2", run=run, info=run.info, stats=run.stats, **facts)
 
 
 def latency_picture(run: RecordedRun) -> Picture | None:
@@ -82,7 +68,7 @@ def latency_picture(run: RecordedRun) -> Picture | None:
     return Picture(
         curves=curves,
         x_marks=[(x(t), str(t + 1)) for t in _marks(longest)],
-        y_marks=[(y(top * i / 4), _number(top * i / 4)) for i in range(5)],
+        y_marks=[(y(top * i / 4), number(top * i / 4)) for i in range(5)],
         median=(y(median), f"median {median:.1f} ms"),
     )
 
@@ -142,15 +128,3 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()) or None),
     ]
     return [(name, str(value)) for name, value in facts if value is not None]
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return (
-        f"{value:,.0f}"
-        if abs(value) >= 100 or value == int(value)
-        else f"{value:.1f}"
-        if abs(value) >= 1
-        else f"{value:.3g}"
-    )
