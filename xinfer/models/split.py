@@ -1,6 +1,6 @@
 """A model shared out among processes: what of it each has."""
 
-__all__ = ["Share"]
+__all__ = ["Share", "shares"]
 
 import math
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class Share:
                 if size % self.count:
                     raise ConfigError(
                         f"parallel.tensor={self.count} does not divide layers[{index}].{name}={size}: of this model "
-                        f"{self._possible()} can be taken"
+                        f"{', '.join(map(str, shares(self.whole)))} can be taken"
                     )
             if layer.attention.qk_norm is not None and layer.attention.qk_norm_over == "all":
                 raise ConfigError(
@@ -48,11 +48,6 @@ class Share:
                     "one, so that they can't be shared out: leave it out"
                 )
         return replace(self.whole, layers=tuple(map(self._layer, self.whole.layers)))
-
-    def _possible(self) -> str:
-        """Return the numbers of processes that divide all that is shared out."""
-        common = math.gcd(*(size for layer in self.whole.layers for _, size in _divided(layer)))
-        return ", ".join(str(count) for count in range(1, common + 1) if common % count == 0)
 
     def _layer(self, layer: LayerSpec) -> LayerSpec:
         attention, mlp, count = layer.attention, layer.mlp, self.count
@@ -87,6 +82,12 @@ class Share:
         each = -(-self.whole.vocab_size // self.count)
         ends = [min(self.whole.vocab_size, each * rank) for rank in (self.rank, self.rank + 1)]
         return ends[0], ends[1]
+
+
+def shares(spec: DecoderSpec) -> list[int]:
+    """Return the numbers of processes that divide all that is shared out."""
+    common = math.gcd(*(size for layer in spec.layers for _, size in _divided(layer)))
+    return [count for count in range(1, common + 1) if common % count == 0]
 
 
 def _divided(layer: LayerSpec) -> Iterator[tuple[str, int]]:

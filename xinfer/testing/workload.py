@@ -68,13 +68,6 @@ MakeRunner = Callable[[dict[str, Any]], ModelRunner]
 _COUNTED = ("preemptions", "cached_tokens", "copies", "accepted_tokens")
 
 
-class _AlwaysOn(Speculator):
-    """Guesses whether it pays or not: what is looked for is not speed."""
-
-    def _pays(self, batch: int) -> bool:
-        return True
-
-
 def workload(seed: int, vocab_size: int = 260, longest: int = 96) -> Workload:
     """Return workload number `seed`, for a model with these ids and sequences of at most `longest` tokens."""
     draw = Random(seed)  # noqa: S311  # nothing secret
@@ -153,7 +146,7 @@ def outputs_of(work: Workload, make_runner: MakeRunner) -> dict[Key, RequestOutp
 
 
 def _together(work: Workload, runner: ModelRunner) -> tuple[dict[Key, RequestOutput], Met]:
-    speculator = _AlwaysOn(NgramProposer(2, 1), 3) if work.speculates else None
+    speculator = Speculator(NgramProposer(2, 1), 3, always=True) if work.speculates else None
     engine = Engine(runner, None, work.limits, seed=7, speculator=speculator)
     outputs: dict[Key, RequestOutput] = {}
     met: Counter[str] = Counter()
