@@ -1,6 +1,6 @@
 """By how much logits differ where a model is computed in another precision, or by other kernels."""
 
-__all__ = ["NOISE", "noise_of", "precision_of"]
+__all__ = ["FLIPS", "NOISE", "noise_of", "precision_of", "spread"]
 
 from torch import Tensor
 
@@ -12,6 +12,9 @@ from xinfer.session import Session
 # float32 on backend=eager, the larger of eager's and onnx's where both compute it (float32: onnx and compile; float16
 # 0.008, bfloat16 0.072, int8 0.061 and 0.112, int4 0.52 and 0.46; two Zen 5 cores, 2026-11-30).
 NOISE = {"float32": 3e-5, "float16": 0.01, "bfloat16": 0.08, "int8": 0.12, "int4": 0.55}
+# The margin, in the same measure, below which lie 95 % of the tokens that another precision does not give again: less,
+# because differences of many logits at once cancel out in what is drawn (`experiments/why_survival.py`).
+FLIPS = {"float32": 3e-5, "float16": 0.0025, "bfloat16": 0.011, "int8": 0.014, "int4": 0.12}
 _RARE = 4.0  # times that, differences are not found by chance: of 1,024 places none was above 3
 
 
@@ -28,6 +31,10 @@ def noise_of(row: Tensor, *precisions: str, rare: bool = False) -> float:
     for precision in precisions:
         if precision not in NOISE:
             raise ConfigError(f"of precision {precision!r} no noise is known (there are: {', '.join(NOISE)})")
-    finite = row[row.isfinite()].double()
     largest = max((NOISE[precision] for precision in precisions), default=0.0)
-    return largest * (_RARE if rare else 1.0) * float(finite.std())
+    return largest * (_RARE if rare else 1.0) * spread(row)
+
+
+def spread(row: Tensor) -> float:
+    """Return the standard deviation of a row of logits [V], of those that are not masked."""
+    return float(row[row.isfinite()].double().std())

@@ -20,7 +20,7 @@ from xinfer.records.reader import read_run
 from xinfer.session import Session
 from xinfer.tasks import Job
 from xinfer.tasks.console import console
-from xinfer.tasks.noise import NOISE, noise_of
+from xinfer.tasks.noise import FLIPS, spread
 from xinfer.tasks.recorded import RecordedRequest, configuration_of, find_run, requests_of
 from xinfer.tasks.verdict import row_of, sequence_at
 
@@ -35,17 +35,17 @@ class Explained:
         at: which token of the answer.
         token_id: as recorded.
         decision: what comes here.
-        noise: by how much logits may differ there in each precision.
+        needed: for each precision, the margin above which tokens nearly always survive it there.
     """
 
     at: int
     token_id: int
     decision: Decision
-    noise: dict[str, float]
+    needed: dict[str, float]
 
     def survives(self, precision: str) -> bool:
-        """Whether the same token is sure to come in another precision, as far as logits differ no more than usual."""
-        return self.decision.token_id == self.token_id and self.decision.margin > self.noise[precision]
+        """Whether the same token is likely to come in another precision."""
+        return self.decision.token_id == self.token_id and self.decision.margin > self.needed[precision]
 
 
 def run(config: Config, job: Job) -> int:
@@ -100,17 +100,18 @@ def _request(requests: Sequence[RecordedRequest], config: Config) -> RecordedReq
 def _noises(wanted: str | None) -> dict[str, float | None]:
     """Return what is held against margins: named precisions, or a number."""
     if wanted is None:
-        return dict.fromkeys(NOISE)
-    if wanted in NOISE:
+        return dict.fromkeys(FLIPS)
+    if wanted in FLIPS:
         return {wanted: None}
     try:
         return {f"a change of {float(wanted):g}": float(wanted)}
     except ValueError:
-        raise ConfigError(f"why.noise={wanted!r} is neither a number nor one of {', '.join(NOISE)}") from None
+        raise ConfigError(f"why.noise={wanted!r} is neither a number nor one of {', '.join(FLIPS)}") from None
 
 
 def _at(row: Tensor, noises: dict[str, float | None]) -> dict[str, float]:
-    return {name: noise_of(row, name) if value is None else value for name, value in noises.items()}
+    scale = spread(row)
+    return {name: FLIPS[name] * scale if value is None else value for name, value in noises.items()}
 
 
 def _prepared(engine: Engine, logits: Tensor, sequence: Tokens) -> Tensor:
@@ -142,9 +143,9 @@ def _show_token(
     page.print(
         f"margin {decision.margin:.4g}: if no logit changes by more, it stays; then {other} may come", markup=False
     )
-    for name, noise in found.noise.items():
+    for name, needed in found.needed.items():
         verdict = "survives" if found.survives(name) else "may not survive"
-        page.print(f"{verdict} {name}, where logits differ by {noise:.3g}", markup=False)
+        page.print(f"{verdict} {name}, for which a margin of {needed:.3g} is nearly always enough", markup=False)
 
 
 def _show_text(tokens: list[Explained], session: Session, noises: dict[str, float | None]) -> None:
