@@ -41,5 +41,4 @@ def supports(spec: object, config: TransformersConfig) -> str | None:
 @hookimpl
 def xinfer_backends() -> list[Backend]:
     """Return the backend."""
-    about = "Hugging Face transformers, the reference"
-    return [Backend("transformers", TransformersConfig, create, about, supports=supports)]
+    return [Backend("transformers", TransformersConfig, create, "Hugging Face transformers", supports=supports)]
