@@ -159,6 +159,16 @@ def test_files_stay_readable():
         assert len(lines) <= 310, f"{path} has {len(lines)} lines: split it along a real seam"
 
 
+@pytest.mark.parametrize(
+    "package", sorted((REPOSITORY / "plugins").glob("*/pyproject.toml")), ids=lambda p: p.parent.name
+)
+def test_a_plugin_is_small(package: Path):
+    modules = [*(package.parent / package.parent.name.replace("-", "_")).rglob("*.py")]
+    assert modules
+    lines = [line for path in modules for line in path.read_text("utf-8").splitlines() if line.strip()]
+    assert len(lines) < 250
+
+
 def test_a_wheel_has_what_is_no_code(tmp_path: Path):
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
     done = subprocess.run([*pip, str(REPOSITORY)], capture_output=True, text=True, timeout=240)

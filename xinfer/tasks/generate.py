@@ -21,7 +21,7 @@ from xinfer.engine.stats import summarize
 from xinfer.engine.types import FinishReason, SamplingParams
 from xinfer.errors import XinferError
 from xinfer.inputs import Prompt
-from xinfer.records import RunRecord, write_report
+from xinfer.records import RunRecord
 from xinfer.records.provenance import Provenance
 from xinfer.session import Session
 from xinfer.tasks import Job
@@ -54,8 +54,6 @@ def run(config: Config, job: Job) -> int:
         finally:
             figures |= generation.figures()
     session.close()
-    if record.folder is not None:
-        write_report(record.folder)
     if config.json_stats is not None:
         _write_json_stats(config.json_stats, figures)
     show_summary(figures, replay_command(job, record, seed), record.folder)

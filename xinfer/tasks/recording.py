@@ -17,7 +17,7 @@ from xinfer import hardware
 from xinfer.errors import UsageError
 from xinfer.logs import log_to_file
 from xinfer.processes import count
-from xinfer.records import RunRecord, redacted
+from xinfer.records import RunRecord, redacted, write_report
 from xinfer.tasks import Job
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 def recording(record: RunRecord, job: Job) -> Iterator[dict[str, Any]]:
     """Keep a run's log and hooks, and its end, however it ends; yields the figures, to be filled in.
 
-    A run that is refused before it computed anything (a `UsageError`) leaves no folder.
+    A run that is completed has a report before plugins hear of its end; one that is refused before it computed anything
+    (a `UsageError`) leaves no folder.
     """
     figures: dict[str, Any] = {}
     record.update(
@@ -61,6 +62,8 @@ def recording(record: RunRecord, job: Job) -> Iterator[dict[str, Any]]:
         if job.plugins.silenced:
             record.update(silenced_plugins=dict(job.plugins.silenced))
         record.finish(status, figures)
+        if status == "completed" and record.folder is not None:
+            write_report(record.folder)
         job.plugins.tell("xinfer_on_run_end", record.run(figures))
         if handler is not None:
             logging.getLogger("xinfer").removeHandler(handler)
