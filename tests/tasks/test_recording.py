@@ -8,6 +8,7 @@ import pytest
 from xinfer import plugins
 from xinfer.engine.outputs import GenerateStats
 from xinfer.engine.stats import summarize
+from xinfer.engine.types import Request, SamplingParams
 from xinfer.errors import ConfigError
 from xinfer.hookspecs import hookimpl
 from xinfer.plugins import load_plugins
@@ -39,7 +40,9 @@ PLACES = {"resident_weight_bytes": 1, "kv_cache_bytes": 1, "dtype": "float32", "
 
 def test_plugins_hear_of_the_end_when_the_report_is_written(heard):
     job, found = heard
-    with recording(RunRecord(job.folder), job) as figures:
+    record = RunRecord(job.folder)
+    with recording(record, job) as figures:
+        record.request(Request("0", 0, (1,), SamplingParams(), 0), {"prompt": "a", "chat": False})
         figures |= FIGURES | PLACES | {"roofline": None}
     assert found == [("completed", True)]
 

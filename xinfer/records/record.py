@@ -42,6 +42,10 @@ class RunRecord:
         text: `full`, `hash`, or `off`: what of prompts, answers and token ids is kept.
         steps: `all`, `sample`, or `off`.
         clock: the engine's.
+
+    Attributes:
+        info: what run.json says.
+        has_requests: whether there was any.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class RunRecord:
         self._started, self._clock, self._began = datetime.now(UTC), clock, clock()
         self._requests: IO[str] | None = None
         self._step_lines: IO[str] | None = None
+        self.has_requests = False
         self.info: dict[str, Any] = {"schema": SCHEMA, "status": "running", "started": self._started.isoformat()}
         if folder is not None:
             if (folder / "run.json").exists():
@@ -74,6 +79,7 @@ class RunRecord:
 
     def request(self, request: Request, prompt: Mapping[str, Any]) -> None:
         """Note a request as it is queued; `prompt` is its text as the user gave it."""
+        self.has_requests = True
         if self._requests is not None:
             entry = {
                 "event": "request",

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 def recording(record: RunRecord, job: Job) -> Iterator[dict[str, Any]]:
     """Keep a run's log and hooks, and its end, however it ends; yields the figures, to be filled in.
 
-    A run that is completed has a report before plugins hear of its end; one that is refused before it computed anything
-    (a `UsageError`) leaves no folder.
+    A run that is completed has a report of its requests before plugins hear of its end; one that is refused before it
+    computed anything (a `UsageError`) leaves no folder.
     """
     figures: dict[str, Any] = {}
     record.update(
@@ -62,7 +62,7 @@ def recording(record: RunRecord, job: Job) -> Iterator[dict[str, Any]]:
         if job.plugins.silenced:
             record.update(silenced_plugins=dict(job.plugins.silenced))
         record.finish(status, figures)
-        if status == "completed" and record.folder is not None:
+        if status == "completed" and record.folder is not None and record.has_requests:
             write_report(record.folder)
         job.plugins.tell("xinfer_on_run_end", record.run(figures))
         if handler is not None:

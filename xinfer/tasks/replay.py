@@ -13,7 +13,7 @@ from xinfer.config import Config
 from xinfer.engine.engine import Observers
 from xinfer.engine.outputs import RequestOutput
 from xinfer.errors import ConfigError, XinferError
-from xinfer.records import RunRecord, write_report
+from xinfer.records import RunRecord
 from xinfer.records.reader import RecordedRun, read_run
 from xinfer.session import Session
 from xinfer.tasks import Job
@@ -72,7 +72,6 @@ def run(config: Config, job: Job) -> int:
         record.update(replay={"run": str(recorded.folder), "differences": [asdict(f) for f in facts]} | asdict(replay))
     session.close()
     if record.folder is not None:
-        write_report(record.folder)
         console(stderr=True).print(f"record  {escape(str(record.folder))}")
     _show(replay, _recorded_tops(recorded, requests, replay.divergences[:_SHOWN], job), session)
     return 1 if replay.divergences else 0
