@@ -137,8 +137,8 @@ def _job(config: DictConfig, line: CommandLine, plugins: Plugins) -> int:
     if hydra_config.mode == RunMode.MULTIRUN:
         return _job_process(list(hydra_config.overrides.task), folder, line)
     typed = composing.typed(config)
-    if typed.json and typed.task != "inspect":
-        raise ConfigError("json=true is of the task inspect: for the figures of a run give --json-stats")
+    if typed.json and typed.task not in ("inspect", "runs"):
+        raise ConfigError("json=true is of the tasks inspect and runs: for the figures of a run give --json-stats")
     configure("error" if rank() else typed.log.level, typed.log.json)
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     plain: Any = OmegaConf.to_container(OmegaConf.create({"hydra": hydra_config}), resolve=False)

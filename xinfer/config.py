@@ -20,7 +20,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from xinfer.task_configs import ExportConfig
+from xinfer.task_configs import ExportConfig, RunsConfig
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Config:
             are texts to continue.
         json_stats: where the figures go as one line of JSON: `-` is standard error, anything else a file.
         bench_only: print the figures, not the text.
-        json: of the task `inspect`: print one JSON object instead of the page.
+        json: of the tasks `inspect` and `runs`: print JSON instead of the page.
         run: of the task `explain`: a run's folder, or `latest`.
         plugin: configs of plugins that are no backends, by their group: `+plugin/GROUP=NAME`, then `plugin.GROUP.KEY`.
     """
@@ -179,6 +179,7 @@ class Config:
     record: RecordConfig = field(default_factory=RecordConfig)
     log: LogConfig = field(default_factory=LogConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    runs: RunsConfig = field(default_factory=RunsConfig)
     chat: bool = True
     json_stats: str | None = None
     bench_only: bool = False

@@ -54,7 +54,7 @@ FLAGS = (
         "-",
         True,
     ),
-    Flag("--json", "of inspect: one JSON object instead of the page", "json", "true"),
+    Flag("--json", "of inspect and runs: JSON instead of the page", "json", "true"),
     Flag("--bench-only", "print the figures, not the text", "bench_only", "true"),
     Flag("--stream-layers", "have only N layers in memory at once", "model.stream_layers"),
     Flag("--no-stream", "have all layers in memory", "model.stream_layers", "null"),
@@ -64,6 +64,7 @@ WORDS = {  # of tasks that take words: the keys that they stand for, in order
     "export": ("model.reference", "export.out"),
     "inspect": ("model.reference",),
 }
+WORDS_OF_ANY_NUMBER = {"runs": "runs.words"}  # of tasks that also take words with = in them: the key of the list
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 
 _HYDRA_PLAIN = {"--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"}
@@ -105,6 +106,7 @@ def parse(argv: list[str], *, texts: bool = True) -> CommandLine:
     line, words, found = CommandLine(), iter(argv), _Texts()
     task: str | None = None
     keys: Iterator[str] = iter(())
+    rest: list[str] = []
     for word in words:
         name, equals, value = word.partition("=")
         if word == "-":
@@ -128,12 +130,16 @@ def parse(argv: list[str], *, texts: bool = True) -> CommandLine:
         elif task is None and word.isidentifier():
             task, keys = word, iter(WORDS.get(word, ()))
             line.overrides.insert(0, f"task={word}")
+        elif task in WORDS_OF_ANY_NUMBER and not name.startswith(("+", "~", f"{task}.", "log.", "hydra")):
+            rest.append(quote_text(word))
         elif (not equals or "/" in name or name.startswith(("hf:", "pypi:"))) and (key := next(keys, None)):
             line.overrides.append(f"{key}={quote(word)}")
         elif not equals and not word.startswith("~"):
             raise ConfigError(f"unexpected word {word!r}: a key is set as key=value, and a prompt goes after --prompt")
         else:
             line.overrides.append(word)
+    if rest:
+        line.overrides.append(f"{WORDS_OF_ANY_NUMBER[task or '']}=[{','.join(rest)}]")
     line.prompts = found.all()
     return line
 

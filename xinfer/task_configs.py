@@ -1,8 +1,8 @@
 """The keys of single tasks; `config.py` has those that all tasks share."""
 
-__all__ = ["ExportConfig"]
+__all__ = ["ExportConfig", "RunsConfig"]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -17,3 +17,20 @@ class ExportConfig:
 
     out: str | None = None
     all_logits: bool = False
+
+
+@dataclass
+class RunsConfig:
+    """Which recorded runs the task `runs` tells of.
+
+    Attributes:
+        words: what to do and with what, as on the command line: words to search by; `show RUN`; `compare RUN RUN ...`.
+        folder: where runs are looked for, in folders within folders.
+        sort: a field or a figure, with a minus from the largest or latest on.
+        limit: runs to list at most; null lists all.
+    """
+
+    words: list[str] = field(default_factory=list)
+    folder: str = "outputs"
+    sort: str = "-started"
+    limit: int | None = 20
