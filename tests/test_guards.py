@@ -109,8 +109,17 @@ def choices() -> list[str]:
     return [f"{'+' if path.parts[0] == 'experiment' else ''}{path.parent}={path.stem}" for path in files]
 
 
+# Of the extra `sweeps`.
+NEEDS = {
+    "+experiment=parallel_seeds": "hydra_plugins.hydra_joblib_launcher",
+    "+experiment=tune_engine": "hydra_plugins.hydra_optuna_sweeper",
+}
+
+
 @pytest.mark.parametrize("choice", choices())
 def test_everything_in_conf_composes(choice: str):
+    if choice in NEEDS:
+        pytest.importorskip(NEEDS[choice])
     register(load_plugins())
     OmegaConf.register_new_resolver("xinfer_id", lambda: "0", replace=True)
     with initialize_config_dir(str(config_folder()), version_base="1.3"):

@@ -20,7 +20,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from xinfer.task_configs import ExportConfig, RunsConfig
+from xinfer.task_configs import ExportConfig, RunsConfig, SweepConfig
 
 
 @dataclass
@@ -180,6 +180,7 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     runs: RunsConfig = field(default_factory=RunsConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     chat: bool = True
     json_stats: str | None = None
     bench_only: bool = False

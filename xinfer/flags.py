@@ -56,6 +56,7 @@ FLAGS = (
     ),
     Flag("--json", "of inspect and runs: JSON instead of the page", "json", "true"),
     Flag("--bench-only", "print the figures, not the text", "bench_only", "true"),
+    Flag("--resume", "a sweep's folder: run what of the same sweep is not completed there", "hydra.sweep.dir"),
     Flag("--stream-layers", "have only N layers in memory at once", "model.stream_layers"),
     Flag("--no-stream", "have all layers in memory", "model.stream_layers", "null"),
 )
@@ -95,7 +96,7 @@ class CommandLine:
     @property
     def sweep(self) -> bool:
         """Whether several jobs were asked for."""
-        return "-m" in self.hydra or "--multirun" in self.hydra
+        return not {"-m", "--multirun"}.isdisjoint(self.hydra) or "hydra.mode=MULTIRUN" in self.overrides
 
 
 def parse(argv: list[str], *, texts: bool = True) -> CommandLine:

@@ -1,6 +1,6 @@
 """The keys of single tasks; `config.py` has those that all tasks share."""
 
-__all__ = ["ExportConfig", "RunsConfig"]
+__all__ = ["ExportConfig", "RunsConfig", "SweepConfig"]
 
 from dataclasses import dataclass, field
 
@@ -34,3 +34,14 @@ class RunsConfig:
     folder: str = "outputs"
     sort: str = "-started"
     limit: int | None = 20
+
+
+@dataclass
+class SweepConfig:
+    """What a sweep (`-m`) makes of its jobs.
+
+    Attributes:
+        objective: the figure of a job, by its name in stats.json, that a sweeper such as optuna looks for the best of.
+    """
+
+    objective: str | None = None

@@ -2,16 +2,12 @@
 
 __all__ = ["write_report"]
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from xinfer.engine.stats import percentile
-from xinfer.hardware import gibibytes
+from xinfer.records.page import ceiling, number, write_page
 from xinfer.records.reader import RecordedRun, read_run
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 220, 48, 26
@@ -44,18 +40,16 @@ class Picture:
 def write_report(folder: Path) -> Path:
     """Write a run folder's report.html from the other files in it, and return its path."""
     run = read_run(folder)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("xinfer.records", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    return write_page(
+        folder / "report.html",
+        "report.html.j2",
+        run=run,
+        info=run.info,
+        stats=run.stats,
+        picture=latency_picture(run),
+        facts=_facts(run),
+        stages=_stages(run),
     )
-    environment.filters |= {"number": _number, "bytes": gibibytes, "pretty": lambda value: json.dumps(value, indent=2)}
-    page = environment.get_template("report.html.j2").render(
-        run=run, info=run.info, stats=run.stats, picture=latency_picture(run), facts=_facts(run), stages=_stages(run)
-    )
-    target = folder / "report.html"
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_text(page, "utf-8")
-    os.replace(temporary, target)
-    return target
 
 
 def latency_picture(run: RecordedRun) -> Picture | None:
@@ -66,7 +60,7 @@ def latency_picture(run: RecordedRun) -> Picture | None:
         return None
     everything = [gap for values in gaps.values() for gap in values]
     median, high = percentile(everything, 50) or 0.0, max(everything)
-    top = _ceiling(min(high, 4 * (percentile(everything, 99) or high)))
+    top = ceiling(min(high, 4 * (percentile(everything, 99) or high)))
     longest = max(len(values) for values in gaps.values())
 
     def x(token: float) -> float:
@@ -82,7 +76,7 @@ def latency_picture(run: RecordedRun) -> Picture | None:
     return Picture(
         curves=curves,
         x_marks=[(x(t), str(t + 1)) for t in _marks(longest)],
-        y_marks=[(y(top * i / 4), _number(top * i / 4)) for i in range(5)],
+        y_marks=[(y(top * i / 4), number(top * i / 4)) for i in range(5)],
         median=(y(median), f"median {median:.1f} ms"),
     )
 
@@ -95,18 +89,8 @@ def _thinned(values: list[float]) -> list[tuple[int, float]]:
     ]
 
 
-def _ceiling(value: float) -> float:
-    """Return the next round number: 1, 2, 4, 6, 8 or 10 times a power of ten."""
-    scale = 1.0
-    while scale * 10 < value:
-        scale *= 10
-    while scale > value:
-        scale /= 10
-    return next((scale * step for step in (1, 2, 4, 6, 8, 10) if scale * step >= value), scale * 10) or 1.0
-
-
 def _marks(count: int) -> list[int]:
-    step = max(1, round(_ceiling(count / 8)))
+    step = max(1, round(ceiling(count / 8)))
     return list(range(0, count, step))
 
 
@@ -142,15 +126,3 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()) or None),
     ]
     return [(name, str(value)) for name, value in facts if value is not None]
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return (
-        f"{value:,.0f}"
-        if abs(value) >= 100 or value == int(value)
-        else f"{value:.1f}"
-        if abs(value) >= 1
-        else f"{value:.3g}"
-    )

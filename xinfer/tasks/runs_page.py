@@ -1,6 +1,6 @@
 """Tables of recorded runs for the terminal."""
 
-__all__ = ["short_number", "show_comparison", "show_list", "show_run"]
+__all__ = ["show_comparison", "show_list", "show_run"]
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -13,30 +13,30 @@ from rich.markup import escape
 
 from xinfer.hardware import gibibytes
 from xinfer.records.comparison import Comparison
+from xinfer.records.page import number
 from xinfer.records.summary import RunSummary
 from xinfer.tasks.console import console
 
+_WIDEST = 1000  # columns where no terminal cuts lines
 _LONGEST = 60  # characters of a value in a table of differences
 _DETAILS = "percentiles."  # too many for a table; --json has them
 
 
 def show_list(runs: Sequence[RunSummary], found: int, root: Path) -> None:
-    """Print a line for each run, and how many there are besides."""
-    page = console()
+    """Print a line for each run, whole where no terminal limits it, and how many there are besides."""
+    page = console(width=_WIDEST)
     if not runs:
         page.print(f"no run under {root}/ is like that" if root.is_dir() else f"there is no {root}/ yet", markup=False)
         return
     table = rich.table.Table(box=rich.box.SIMPLE, pad_edge=False)
-    longest = max(len(one.folder) for one in runs)
-    table.add_column("run", overflow="fold", min_width=min(longest, page.width // 3))
-    for name in ("started", "status", "task", "model", "backend"):
+    for name in ("run", "started", "status", "task", "model", "backend"):
         table.add_column(name, overflow="fold", no_wrap=name == "started")
     for name in ("requests", "tokens", "tokens/s", "in all", "seed"):
         table.add_column(name, justify="right")
     for one in runs:
         figures = [one.figures.get(name) for name in ("requests", "generated_tokens", "tok_s", "output_tok_s")]
         row = [one.folder, _local(one.started), one.status, one.task, one.model_name, one.computes]
-        table.add_row(*(escape(text or "-") for text in (*row, *map(short_number, figures), one.seed)))
+        table.add_row(*(escape(text or "-") for text in (*row, *map(number, figures), one.seed)))
     page.print(table, soft_wrap=False)
     if found > len(runs):
         page.print(f"{len(runs)} of {found}; runs.limit=null lists all", markup=False)
@@ -71,14 +71,14 @@ def show_run(one: RunSummary, info: Mapping[str, Any], command: str | None) -> N
 def show_comparison(comparison: Comparison) -> None:
     """Print runs side by side: figures with their ratios to the first run's, then what else differs."""
     page = console()
-    for number, one in enumerate(comparison.runs, 1):
-        page.print(f"[bold]{number}[/bold]  {escape(one.folder)}  {escape(one.model_name)}  {escape(one.computes)}")
+    for place, one in enumerate(comparison.runs, 1):
+        page.print(f"[bold]{place}[/bold]  {escape(one.folder)}  {escape(one.model_name)}  {escape(one.computes)}")
     table = rich.table.Table(box=rich.box.SIMPLE, pad_edge=False)
     table.add_column("", style="dim")
-    for number in range(1, len(comparison.runs) + 1):
-        table.add_column(str(number), justify="right")
-        if number > 1:
-            table.add_column(f"{number} / 1", justify="right", style="dim")
+    for place in range(1, len(comparison.runs) + 1):
+        table.add_column(str(place), justify="right")
+        if place > 1:
+            table.add_column(f"{place} / 1", justify="right", style="dim")
     for figure in comparison.figures:
         if figure.name.startswith(_DETAILS):
             continue
@@ -114,16 +114,7 @@ def _pairs(rows: Iterable[tuple[str, str]], right: bool = False) -> rich.table.T
 def _figure(name: str, value: float | None) -> str:
     if name.endswith("_bytes") and value is not None:
         return gibibytes(int(value))
-    return short_number(value)
-
-
-def short_number(value: float | None) -> str:
-    """Return a number as people read it: whole ones whole, others with about three digits."""
-    if value is None:
-        return "-"
-    if value == int(value) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+    return number(value)
 
 
 def _local(started: str | None) -> str:
