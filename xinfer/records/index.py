@@ -72,7 +72,7 @@ class RunIndex:
         What can't be understood is a `UsageError`.
         """
         figures = self._figure_names()
-        held = conditions([word.removeprefix(f"{self._root.as_posix()}/") for word in words], figures)
+        held = conditions([word.replace(f"{self._root.as_posix()}/", "") for word in words], figures)
         order, parameters = _order(sort, figures)
         where = " AND ".join([f"({condition.sql})" for condition in held] or ["1"])
         bound = [value for condition in held for value in condition.parameters]

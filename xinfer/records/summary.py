@@ -3,7 +3,7 @@
 __all__ = ["RunSummary", "flat", "is_run", "numbers", "overrides", "read_object", "summary"]
 
 import json
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -130,7 +130,7 @@ def numbers(stats: Mapping[str, Any]) -> dict[str, float]:
     found = {
         name: value
         for name, value in flat(measured)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     }
     return found | ({"tok_s": 1000 / found["tpot_ms"]} if found.get("tpot_ms") else {})
 

@@ -1,6 +1,6 @@
 """Sweeps: every job in a process of its own, those that are done left out, and one report when all have ended."""
 
-__all__ = ["JOB_ERROR", "Sweep", "SweepStart"]
+__all__ = ["JOB_ERROR", "Sweep", "SweepStart", "work_hash"]
 
 import hashlib
 import json
@@ -25,6 +25,7 @@ from rich.markup import escape
 
 from xinfer.errors import ConfigError, XinferError, nearest
 from xinfer.flags import CommandLine, quote
+from xinfer.hardware import gibibytes
 from xinfer.records import redacted
 from xinfer.records.page import number
 from xinfer.records.summary import summary
@@ -70,7 +71,9 @@ class Sweep:
         folder = Path(hydra_config.runtime.output_dir)
         _redact(Path(hydra_config.sweep.dir) / "multirun.yaml")
         overrides = list(hydra_config.overrides.task)
-        job = SweepJob(hydra_config.job.num, self.name, tuple(redacted(overrides)), _work(config, self.line))
+        job = SweepJob(hydra_config.job.num, self.name, tuple(redacted(overrides)), work_hash(config, self.line))
+        if "direction" in hydra_config.sweeper and config.sweep.objective is None:
+            return _refuse(folder, job, "sweep.objective must name the figure to look for the best of, such as tpot_ms")
         try:
             with FileLock(folder.parent / f".{folder.name}.lock", blocking=False):
                 job = self._done(folder, job) or self._run(folder, job, overrides)
@@ -107,11 +110,14 @@ class Sweep:
         return job
 
     def finish(self) -> int:
-        """Write and show the report; return the highest exit code of this command's jobs."""
-        if SweepStart.folder is None or not SweepStart.folder.is_dir():
+        """Write and show the report, if any job began; return the highest exit code of this command's jobs."""
+        folder = SweepStart.folder
+        if folder is None:
             return 0
-        _redact(SweepStart.folder / "multirun.yaml")
-        report = write_sweep_report(SweepStart.folder)
+        _redact(folder / "multirun.yaml")
+        if not any(folder.rglob("job.json")):
+            return 0
+        report = write_sweep_report(folder)
         _show(report)
         jobs = [row.job for row in report.rows if row.job.sweep == self.name]
         return max((XinferError.exit_code if job.exit_code is None else job.exit_code for job in jobs), default=0)
@@ -165,7 +171,7 @@ def _put_aside(folder: Path) -> None:
     folder.mkdir()
 
 
-def _work(config: DictConfig, line: CommandLine) -> str | None:
+def work_hash(config: DictConfig, line: CommandLine) -> str | None:
     """Return a hash of a job's configuration and texts; None where no trace of texts is to be kept."""
     if config.record.text == "off":
         return None
@@ -180,15 +186,22 @@ def _objective(config: DictConfig, folder: Path, job: SweepJob) -> float | None:
         return None
     figures = summary(folder).figures if (folder / "run.json").exists() else {}
     if name not in figures:
-        write_job(folder, replace(job, exit_code=ConfigError.exit_code, error=f"sweep.objective={name!r} is no figure"))
         hint = nearest(name, figures) or (f" (there are: {', '.join(figures)})" if figures else " (it left none)")
-        _say(f"job {job.number}: sweep.objective={name!r} is no figure of it{hint}")
-        return None
+        return _refuse(folder, job, f"sweep.objective={name!r} is no figure of it{hint}")
     return figures[name]
+
+
+def _refuse(folder: Path, job: SweepJob, error: str) -> None:
+    write_job(folder, replace(job, exit_code=ConfigError.exit_code, error=error))
+    _say(f"job {job.number}: {error}")
 
 
 def _say(message: str) -> None:
     print("xinfer: " + " ".join(message.split()), file=sys.stderr, flush=True)
+
+
+def _figure(name: str, value: float | None) -> str:
+    return gibibytes(value) if name.endswith("_bytes") and value is not None else number(value)
 
 
 def _redact(path: Path) -> None:
@@ -212,7 +225,7 @@ def _show(report: SweepReport) -> None:
     for row in report.rows:
         status = "done already" if row.job.skipped else row.job.status
         settings = [row.job.settings.get(key, "") for key in report.keys]
-        figures = [number(row.figures.get(name)) for name in report.figures]
+        figures = [_figure(name, row.figures.get(name)) for name in report.figures]
         table.add_row(*map(escape, (str(row.job.number), *settings, status, *figures)))
     page.print(table, soft_wrap=False)
     for row in report.rows:
