@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from xinfer.errors import UsageError, nearest
-from xinfer.records.query import FIELDS, conditions, figure_path
+from xinfer.records.query import BY_TEXT, conditions, figure_path
 from xinfer.records.summary import RunSummary, is_run, summary
 
 _SCHEMA = 1
@@ -176,10 +176,10 @@ def _row(name: str, run: RunSummary, signature: str) -> tuple[str | None, ...]:
 def _order(sort: str, figures: set[str]) -> tuple[str, list[str]]:
     """Return the SQL for an order, and its parameters."""
     name, down = sort.removeprefix("-"), "DESC" if sort.startswith("-") else "ASC"
-    if name in (*FIELDS, "started"):
+    if name in (*BY_TEXT, "started"):
         return f"{name} IS NULL, {name} {down}, folder {down}", []
     if name in figures:
         path = figure_path(name)
         return f"json_extract(figures, ?) IS NULL, json_extract(figures, ?) {down}, folder {down}", [path, path]
-    choices = ("started", *FIELDS, *sorted(figures))
+    choices = ("started", *BY_TEXT, *sorted(figures))
     raise UsageError(f"runs.sort={sort!r}: runs are not sorted by {name!r}{nearest(name, choices)}")

@@ -1,6 +1,6 @@
 """Which runs are meant: words of a search as conditions on the index."""
 
-__all__ = ["FIELDS", "Condition", "conditions", "figure_path"]
+__all__ = ["BY_TEXT", "Condition", "conditions", "figure_path"]
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from xinfer.errors import UsageError, nearest
 # Names that are compared as text: some with all of it, some with a part.
 _WHOLE = ("status", "task", "backend", "dtype", "quantization", "device", "seed")
 _PART = ("model", "folder")
-FIELDS = (*_WHOLE, *_PART)
+BY_TEXT = (*_WHOLE, *_PART)
 _DATES = {"since": ">=", "before": "<"}
 _TERM = re.compile(r"([A-Za-z_][\w.]*)(>=|<=|>|<|=)(.*)", re.DOTALL)
 
@@ -56,10 +56,10 @@ def _condition(word: str, figures: Sequence[str]) -> Condition:
         return Condition(f"json_extract(figures, ?) {sign} ?", (figure_path(name), _number(word, value)))
     if "." in name and sign == "=":
         return _anywhere(word)
-    choices = [*FIELDS, *_DATES, *figures]
+    choices = [*BY_TEXT, *_DATES, *figures]
     raise UsageError(
         f"{word!r}: no run has a figure {name!r}{nearest(name, choices)}; runs are searched by "
-        f"{', '.join([*FIELDS, *_DATES])}, by figures such as tok_s>50, and by any other word"
+        f"{', '.join([*BY_TEXT, *_DATES])}, by figures such as tok_s>50, and by any other word"
     )
 
 

@@ -73,7 +73,8 @@ class Sweep:
         overrides = list(hydra_config.overrides.task)
         job = SweepJob(hydra_config.job.num, self.name, tuple(redacted(overrides)), work_hash(config, self.line))
         if "direction" in hydra_config.sweeper and config.sweep.objective is None:
-            return _refuse(folder, job, "sweep.objective must name the figure to look for the best of, such as tpot_ms")
+            _refuse(folder, job, "sweep.objective must name the figure to look for the best of, such as tpot_ms")
+            return None
         try:
             with FileLock(folder.parent / f".{folder.name}.lock", blocking=False):
                 job = self._done(folder, job) or self._run(folder, job, overrides)
@@ -185,10 +186,11 @@ def _objective(config: DictConfig, folder: Path, job: SweepJob) -> float | None:
     if name is None:
         return None
     figures = summary(folder).figures if (folder / "run.json").exists() else {}
-    if name not in figures:
-        hint = nearest(name, figures) or (f" (there are: {', '.join(figures)})" if figures else " (it left none)")
-        return _refuse(folder, job, f"sweep.objective={name!r} is no figure of it{hint}")
-    return figures[name]
+    if name in figures:
+        return figures[name]
+    hint = nearest(name, figures) or (f" (there are: {', '.join(figures)})" if figures else " (it left none)")
+    _refuse(folder, job, f"sweep.objective={name!r} is no figure of it{hint}")
+    return None
 
 
 def _refuse(folder: Path, job: SweepJob, error: str) -> None:
