@@ -58,11 +58,12 @@ class SweepJob:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job in the report: where it lies in the sweep's folder, and its run, if it left one."""
+    """A job in the report: where it lies in the sweep's folder, its run, if it left one, and whether it has a page."""
 
     folder: str
     job: SweepJob
     run: RunSummary | None
+    has_page: bool
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -124,7 +125,7 @@ def _rows(folder: Path) -> list[JobRow]:
         place = path.parent.relative_to(folder)
         if place.parts[:1] != (EARLIER,) and (job := read_job(path.parent)) is not None:
             run = summary(path.parent) if (path.parent / "run.json").exists() else None
-            found.append(JobRow(place.as_posix(), job, run))
+            found.append(JobRow(place.as_posix(), job, run, (path.parent / "report.html").exists()))
     return found
 
 

@@ -149,7 +149,8 @@ def _process(line: CommandLine, folder: Path, overrides: list[str]) -> tuple[int
         code = process.returncode
         if code < 0:
             return XinferError.exit_code, f"killed by signal {-code}" + " (out of memory?)" * (code == -9)
-        return code, (said.read_text("utf-8") if said.exists() else f"exit code {code}") if code else None
+        error = " ".join(redacted(said.read_text("utf-8").split())) if said.exists() else f"exit code {code}"
+        return code, error if code else None
 
 
 def _end(process: subprocess.Popen[str]) -> None:
