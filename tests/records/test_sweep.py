@@ -114,7 +114,7 @@ def test_a_sweep_without_jobs_or_with_one_has_a_report(tmp_path: Path):
 
 
 def test_a_jobs_file_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path: Path):
-    job = SweepJob(3, "now", ("a=1", "b='x y'"), "work", -1, "error", skipped=True)
+    job = SweepJob(3, "now", ("a=1", "b='x y'"), "work", -1, "error", skipped=True, process=(7, 1.5))
     write_job(tmp_path, job)
     assert read_job(tmp_path) == job
     for content in ("{", "[]", "{}", '{"number": 1, "overrides": 3}', '{"number": "x", "overrides": [], "sweep": ""}'):

@@ -6,8 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
 import pytest
 from filelock import FileLock
 from hydra.core.global_hydra import GlobalHydra
@@ -17,7 +20,7 @@ from xinfer.cli import run
 from xinfer.flags import CommandLine
 from xinfer.inputs import Prompt
 from xinfer.records.reader import read_run
-from xinfer.records.sweep import read_job
+from xinfer.records.sweep import SweepJob, read_job, write_job
 from xinfer.tasks.sweep import work_hash
 
 # A backend whose process is killed, or that fails, as long as there is a file that says so.
@@ -104,6 +107,19 @@ def test_a_job_that_another_process_is_at_is_left_to_it(sweep):
     assert read_job(Path("swept/0")) is None
 
 
+def test_a_job_whose_process_outlives_its_sweep_is_left_to_it(sweep, write_run):
+    folder = write_run(Path("swept/0"), status="running")
+    mine = (os.getpid(), psutil.Process().create_time())
+    write_job(folder, SweepJob(0, "killed", (), process=mine))
+    code, said = sweep("--resume", "swept", "sampling.seed=1")
+    assert "is being written by another process" in said
+    assert read_job(folder) == SweepJob(0, "killed", (), process=mine)
+    write_job(folder, SweepJob(0, "killed", (), process=(mine[0], mine[1] - 1)))  # another process had that number
+    code, said = sweep("--resume", "swept", "sampling.seed=1")
+    assert code == 0 and read_run(folder).status == "completed"
+    assert len(list(Path("swept/earlier").iterdir())) == 1
+
+
 def test_what_a_job_does_is_told_by_its_configuration_and_texts():
     def of(prompt: str = "a", text: str = "full", **keys) -> str | None:
         config = OmegaConf.create({"record": {"text": text}, "backend": {"name": "eager"}, **keys})
@@ -120,6 +136,15 @@ def test_no_combination_of_a_sweep_that_cannot_be_composed_runs(sweep):
     assert code == 2
     assert "unknown key 'sampling.sed'" in said and len(said.strip().splitlines()) == 1
     assert not list(Path().rglob("report.html"))
+
+
+def test_a_sweeper_that_is_not_installed_is_named_with_what_brings_it(sweep):
+    with suppress(PackageNotFoundError):
+        version("hydra-optuna-sweeper")
+        pytest.skip("hydra-optuna-sweeper is installed")
+    code, said = sweep("hydra/sweeper=optuna")
+    assert code == 2
+    assert said.strip() == "xinfer: hydra/sweeper=optuna is not installed: pip install 'xinfer[sweeps]'"
 
 
 @pytest.mark.slow

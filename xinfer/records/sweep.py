@@ -34,6 +34,7 @@ class SweepJob:
         exit_code: None until it has ended.
         error: what it failed of.
         skipped: whether it was found done.
+        process: number and time of start of the process that runs it, which may outlive the sweep's; None until then.
     """
 
     number: int
@@ -43,6 +44,7 @@ class SweepJob:
     exit_code: int | None = None
     error: str | None = None
     skipped: bool = False
+    process: tuple[int, float] | None = None
 
     @property
     def status(self) -> str:
@@ -104,7 +106,12 @@ def read_job(folder: Path) -> SweepJob | None:
     """Read job.json; None where there is none that can be read."""
     try:
         found = read_object(folder / "job.json")
-        return SweepJob(**found | {"overrides": tuple(map(str, found["overrides"])), "number": int(found["number"])})
+        number, start = found.get("process") or (0, 0.0)
+        return SweepJob(
+            **found
+            | {"number": int(found["number"]), "overrides": tuple(map(str, found["overrides"]))}
+            | {"process": (int(number), float(start)) if number else None}
+        )
     except (UsageError, KeyError, TypeError, ValueError):
         return None
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
 import rich.box
 import rich.table
 from filelock import FileLock, Timeout
@@ -77,30 +78,20 @@ class Sweep:
             return None
         try:
             with FileLock(folder.parent / f".{folder.name}.lock", blocking=False):
-                job = self._done(folder, job) or self._run(folder, job, overrides)
+                before = read_job(folder)
+                if before is not None and _alive(before):
+                    raise Timeout(str(folder))
+                job = _done(folder, job, before) or self._run(folder, job, overrides)
         except Timeout:
             _say(f"{job.number}: {folder} is being written by another process, and left to it")
             return None
         return _objective(config, folder, job) if job.exit_code == 0 else None
 
-    def _done(self, folder: Path, job: SweepJob) -> SweepJob | None:
-        """Return the job as done, if its folder holds the same work, completed; put aside any other run there."""
-        before = read_job(folder)
-        same = before is not None and before.exit_code == 0 and before.work == job.work is not None
-        if same and summary(folder).status == "completed":
-            job = replace(job, exit_code=0, skipped=True)
-            write_job(folder, job)
-            _say(f"{job.number}: done already")
-            return job
-        if (folder / "run.json").exists():
-            _put_aside(folder)
-        return None
-
     def _run(self, folder: Path, job: SweepJob, overrides: list[str]) -> SweepJob:
         write_job(folder, job)
         _say(f"{job.number}: {' '.join(job.overrides)}")
         try:
-            code, error = _process(self.line, folder, overrides)
+            code, error = _process(self.line, folder, job, overrides)
         except KeyboardInterrupt:
             write_job(folder, replace(job, exit_code=130, error="interrupted"))
             raise
@@ -124,7 +115,31 @@ class Sweep:
         return max((XinferError.exit_code if job.exit_code is None else job.exit_code for job in jobs), default=0)
 
 
-def _process(line: CommandLine, folder: Path, overrides: list[str]) -> tuple[int, str | None]:
+def _done(folder: Path, job: SweepJob, before: SweepJob | None) -> SweepJob | None:
+    """Return the job as done, if its folder holds the same work, completed; put aside any other run there."""
+    same = before is not None and before.exit_code == 0 and before.work == job.work is not None
+    if same and summary(folder).status == "completed":
+        job = replace(job, exit_code=0, skipped=True)
+        write_job(folder, job)
+        _say(f"{job.number}: done already")
+        return job
+    if (folder / "run.json").exists():
+        _put_aside(folder)
+    return None
+
+
+def _alive(job: SweepJob) -> bool:
+    """Whether a job's process runs, though the sweep that started it was killed."""
+    if job.exit_code is not None or job.process is None:
+        return False
+    try:
+        process = psutil.Process(job.process[0])
+        return process.create_time() == job.process[1] and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _process(line: CommandLine, folder: Path, job: SweepJob, overrides: list[str]) -> tuple[int, str | None]:
     """Run a job in a process of its own; return its exit code and what it failed of.
 
     Texts reach it through standard input, so that no command line or file shows them.
@@ -142,6 +157,7 @@ def _process(line: CommandLine, folder: Path, overrides: list[str]) -> tuple[int
             env=os.environ | {JOB_ERROR: str(said)},
         )
         try:
+            write_job(folder, replace(job, process=(process.pid, psutil.Process(process.pid).create_time())))
             process.communicate(lines)
         except KeyboardInterrupt:
             _end(process)
