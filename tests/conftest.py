@@ -1,10 +1,11 @@
 """What several tests need: the real model, and tiny ones."""
 
+import json
 import os
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -72,6 +73,33 @@ def xinfer(tmp_path: Path):
         )
 
     return run
+
+
+@pytest.fixture
+def write_run():
+    """Write a run's folder by hand: run.json with these changes, stats.json with these figures; returns the folder."""
+
+    def write(folder: Path, stats: dict | None = None, command: Sequence[str] = (), **changes) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        info = {
+            "status": "completed",
+            "started": "2026-11-29T12:00:00+00:00",
+            "task": "generate",
+            "command": ["python", "-m", "xinfer", *command],
+            "config": {"backend": {"name": "eager"}, "model": {"quantization": None}, "record": {"text": "full"}},
+            "model": {"reference": "/models/Tiny-Llama/"},
+            "runner": {"dtype": "float32", "device": "cpu"},
+            "versions": {"torch": "2.13.0"},
+            "hashes": {"weights": "abc"},
+            "content_hash": "def",
+            "seed": 7,
+        }
+        (folder / "run.json").write_text(json.dumps(info | changes))
+        if stats is not None:
+            (folder / "stats.json").write_text(json.dumps(stats))
+        return folder
+
+    return write
 
 
 @pytest.fixture

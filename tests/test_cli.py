@@ -142,7 +142,10 @@ BAD = [
         ["genrate"],
         "task=genrate is unknown (did you mean 'generate'?) (there are: device, explain, export, generate, inspect, ",
     ),
-    (["--json", "--prompt", "x"], "json=true is of the task inspect: for the figures of a run give --json-stats"),
+    (
+        ["--json", "--prompt", "x"],
+        "json=true is of the tasks inspect and runs: for the figures of a run give --json-stats",
+    ),
     (["backend=eagre"], "backend=eagre is unknown (did you mean 'eager'"),
     (["model=smollm"], "model=smollm is unknown (did you mean 'smollm2'"),
     (["sampling.top_k=abc"], "sampling.top_k=abc: Value 'abc' of type 'str' could not be converted to Integer"),

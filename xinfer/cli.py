@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -25,12 +24,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from xinfer import composing
 from xinfer.errors import ConfigError, DeviceError, UsageError, XinferError
-from xinfer.flags import CommandLine, flags_help, parse, quote
+from xinfer.flags import CommandLine, flags_help, parse
 from xinfer.logs import configure
 from xinfer.plugins import Plugins, load_plugins
 from xinfer.processes import count, rank
-from xinfer.records import redacted
 from xinfer.tasks import Job
+from xinfer.tasks.sweep import JOB_ERROR, Sweep
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +101,10 @@ def _ended_by_the_first() -> bool:
 
 
 def _say(message: str) -> None:
-    print("xinfer: " + " ".join(message.split()), file=sys.stderr)
+    message = " ".join(message.split())
+    print(f"xinfer: {message}", file=sys.stderr)
+    if path := os.environ.get(JOB_ERROR):
+        Path(path).write_text(message, "utf-8")
 
 
 def _run(argv: list[str]) -> int:
@@ -116,29 +118,33 @@ def _run(argv: list[str]) -> int:
     OmegaConf.register_new_resolver("xinfer_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("xinfer_help", lambda: _help(plugins), replace=True)
     codes: list[int] = []
+    sweep = Sweep(line)
 
-    def task(config: DictConfig) -> None:
+    def run_here(config: DictConfig) -> None:
         codes.append(_answered(lambda: _job(config, line, plugins)))
 
     # Hydra reads the command line itself; with this it also lets us word the errors.
     sys.argv = [sys.argv[0], *line.hydra, *line.overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    task = sweep.job if line.sweep else run_here
     try:
         hydra.main(version_base="1.3", config_path=str(composing.config_folder()), config_name="config")(task)()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise composing.worded(error, line.overrides, plugins) from error
-    return max(codes, default=0)
+    finally:
+        codes.append(sweep.finish())
+    return max(codes)
 
 
 def _job(config: DictConfig, line: CommandLine, plugins: Plugins) -> int:
-    """Run one job: here, or, in a sweep, in a process of its own, so that nothing leaks from one to the next."""
+    """Run the task that the configuration names; return its exit code."""
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
-    if hydra_config.mode == RunMode.MULTIRUN:
-        return _job_process(list(hydra_config.overrides.task), folder, line)
+    if hydra_config.mode == RunMode.MULTIRUN:  # as a file may say, which each job would read again
+        raise ConfigError("hydra.mode=MULTIRUN is not taken from a file: a sweep is asked for with -m")
     typed = composing.typed(config)
-    if typed.json and typed.task != "inspect":
-        raise ConfigError("json=true is of the task inspect: for the figures of a run give --json-stats")
+    if typed.json and typed.task not in ("inspect", "runs"):
+        raise ConfigError("json=true is of the tasks inspect and runs: for the figures of a run give --json-stats")
     configure("error" if rank() else typed.log.level, typed.log.json)
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     plain: Any = OmegaConf.to_container(OmegaConf.create({"hydra": hydra_config}), resolve=False)
@@ -160,22 +166,3 @@ def _help(plugins: Plugins) -> str:
     groups |= {f"plugin/{group}": {name} for group, name, _ in plugins.configs}
     lines = [f"  {group}: {', '.join(sorted(choices))}" for group, choices in sorted(groups.items())]
     return "\n".join([USAGE, "", "Flags:", flags_help(), "", "Groups (group=choice):", *lines])
-
-
-def _job_process(overrides: list[str], folder: Path, line: CommandLine) -> int:
-    """Run a sweep's job. Texts reach it through standard input, so that no command line or file shows them."""
-    _redact(folder.parent / "multirun.yaml")
-    print(f"xinfer: {folder.name}: {' '.join(redacted(overrides))}", file=sys.stderr)
-    flags = [word for word in line.hydra if word not in ("-m", "--multirun")]
-    command = [sys.executable, "-m", "xinfer", *flags, *overrides, f"hydra.run.dir={quote(str(folder))}"]
-    lines = "".join(prompt.to_json() + "\n" for prompt in line.prompts)
-    done = subprocess.run([*command, *(["--requests", "-"] if lines else [])], input=lines, text=True, check=False)
-    if done.returncode:
-        _say(f"job {folder.name} ({' '.join(redacted(overrides))}) failed with exit code {done.returncode}")
-    return done.returncode
-
-
-def _redact(path: Path) -> None:
-    """Hide the secrets in a file that Hydra has written."""
-    if path.is_file():
-        OmegaConf.save(OmegaConf.create(redacted(OmegaConf.to_container(OmegaConf.load(path)))), path)

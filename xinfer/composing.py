@@ -123,6 +123,11 @@ def worded(error: Exception, overrides: Sequence[str], plugins: "Plugins") -> Us
         return ConfigError(f"{match[1]}: {cause or 'this value is not accepted'}")
     if match := re.search(r"Could not find '([^'/]+)/([^']+)'\n\nAvailable options in '[^']*':\n((?:\t.*\n)*)", text):
         group, name, choices = match[1], match[2], match[3].split()
+        if group == "hydra":  # hydra/launcher, hydra/sweeper
+            inner, _, name = name.rpartition("/")
+            group = f"hydra/{inner}"
+            if name in ("joblib", "optuna"):
+                return ConfigError(f"{group}={name} is not installed: pip install 'xinfer[sweeps]'")
         if group == "backend" and name in plugins.failed:
             plugins.backend(name)
         return ConfigError(f"{group}={name} is unknown{nearest(name, choices)} (there are: {', '.join(choices)})")

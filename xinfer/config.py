@@ -20,7 +20,15 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from xinfer.task_configs import AuditConfig, DiffConfig, ExportConfig, ReplayConfig, WhyConfig
+from xinfer.task_configs import (
+    AuditConfig,
+    DiffConfig,
+    ExportConfig,
+    ReplayConfig,
+    RunsConfig,
+    SweepConfig,
+    WhyConfig,
+)
 
 
 @dataclass
@@ -165,7 +173,7 @@ class Config:
             are texts to continue.
         json_stats: where the figures go as one line of JSON: `-` is standard error, anything else a file.
         bench_only: print the figures, not the text.
-        json: of the task `inspect`: print one JSON object instead of the page.
+        json: of the tasks `inspect` and `runs`: print JSON instead of the page.
         run: of the tasks `explain`, `replay` and `why`: a run's folder, or `latest`.
         request, sample: of `replay` and `why`: one of the run's requests, and of its samples.
         plugin: configs of plugins that are no backends, by their group: `+plugin/GROUP=NAME`, then `plugin.GROUP.KEY`.
@@ -184,6 +192,8 @@ class Config:
     why: WhyConfig = field(default_factory=WhyConfig)
     diff: DiffConfig = field(default_factory=DiffConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    runs: RunsConfig = field(default_factory=RunsConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     chat: bool = True
     json_stats: str | None = None
     bench_only: bool = False

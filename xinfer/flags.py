@@ -54,8 +54,9 @@ FLAGS = (
         "-",
         True,
     ),
-    Flag("--json", "of inspect: one JSON object instead of the page", "json", "true"),
+    Flag("--json", "of inspect and runs: JSON instead of the page", "json", "true"),
     Flag("--bench-only", "print the figures, not the text", "bench_only", "true"),
+    Flag("--resume", "a sweep's folder: run what of the same sweep is not completed there", "hydra.sweep.dir"),
     Flag("--stream-layers", "have only N layers in memory at once", "model.stream_layers"),
     Flag("--request", "of replay and why: this request of the run", "request"),
     Flag("--sample", "of replay and why: this sample of it", "sample"),
@@ -71,6 +72,7 @@ WORDS = {  # of tasks that take words: the keys that they stand for, in order
     "replay": ("run",),
     "why": ("run",),
 }
+WORDS_OF_ANY_NUMBER = {"runs": "runs.words"}  # of tasks that also take words with = in them: the key of the list
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 
 _HYDRA_PLAIN = {"--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"}
@@ -101,7 +103,7 @@ class CommandLine:
     @property
     def sweep(self) -> bool:
         """Whether several jobs were asked for."""
-        return "-m" in self.hydra or "--multirun" in self.hydra
+        return not {"-m", "--multirun"}.isdisjoint(self.hydra) or "hydra.mode=MULTIRUN" in self.overrides
 
 
 def parse(argv: list[str], *, texts: bool = True) -> CommandLine:
@@ -113,6 +115,7 @@ def parse(argv: list[str], *, texts: bool = True) -> CommandLine:
     task: str | None = None
     keys: Iterator[str] = iter(())
     sides: dict[str, list[str]] = {"a": [], "b": []}
+    rest: list[str] = []
     for word in words:
         name, equals, value = word.partition("=")
         if word == "-":
@@ -138,6 +141,8 @@ def parse(argv: list[str], *, texts: bool = True) -> CommandLine:
             line.overrides.insert(0, f"task={word}")
         elif task == "diff" and name[:2] in ("a.", "b.") and equals:
             sides[name[0]].append(f"{name[2:]}={value}")
+        elif task in WORDS_OF_ANY_NUMBER and not name.startswith(("+", "~", f"{task}.", "log.", "hydra")):
+            rest.append(quote_text(word))
         elif (not equals or "/" in name or name.startswith(("hf:", "pypi:"))) and (key := next(keys, None)):
             line.overrides.append(f"{key}={quote(word)}")
         elif not equals and not word.startswith("~"):
@@ -147,6 +152,8 @@ def parse(argv: list[str], *, texts: bool = True) -> CommandLine:
     line.overrides += [
         f"diff.{side}_overrides=[{','.join(map(quote_text, own))}]" for side, own in sides.items() if own
     ]
+    if rest:
+        line.overrides.append(f"{WORDS_OF_ANY_NUMBER[task or '']}=[{','.join(rest)}]")
     line.prompts = found.all()
     return line
 

@@ -1,6 +1,14 @@
 """The keys of single tasks; `config.py` has those that all tasks share."""
 
-__all__ = ["AuditConfig", "DiffConfig", "ExportConfig", "ReplayConfig", "WhyConfig"]
+__all__ = [
+    "AuditConfig",
+    "DiffConfig",
+    "ExportConfig",
+    "ReplayConfig",
+    "RunsConfig",
+    "SweepConfig",
+    "WhyConfig",
+]
 
 from dataclasses import dataclass, field
 
@@ -87,3 +95,31 @@ class AuditConfig:
     only: list[str] | None = None
     prompts: int = 6
     tokens: int = 32
+
+
+@dataclass
+class RunsConfig:
+    """Which recorded runs the task `runs` tells of.
+
+    Attributes:
+        words: what to do and with what, as on the command line: words to search by; `show RUN`; `compare RUN RUN ...`.
+        folder: where runs are looked for, in folders within folders.
+        sort: a field or a figure, with a minus from the largest or latest on.
+        limit: runs to list at most; null lists all.
+    """
+
+    words: list[str] = field(default_factory=list)
+    folder: str = "outputs"
+    sort: str = "-started"
+    limit: int | None = 20
+
+
+@dataclass
+class SweepConfig:
+    """What a sweep (`-m`) makes of its jobs.
+
+    Attributes:
+        objective: the figure of a job, by its name in stats.json, that a sweeper such as optuna looks for the best of.
+    """
+
+    objective: str | None = None

@@ -74,12 +74,12 @@ def test_figures_are_those_of_transformers_and_a_fault_is_named_by_its_layer(say
         largest = max(largest, float((rows[0] - rows[1]).abs().max()))
     figures = found["figures"]
     assert figures["places"] == len(kl) == 90
-    assert figures["kl_ab"] == pytest.approx(np.mean(kl), rel=1e-3)
-    assert figures["kl_ba"] == pytest.approx(np.mean(other), rel=1e-3)
+    assert figures["kl"] == pytest.approx(np.mean(kl), rel=1e-3)
+    assert figures["kl_reverse"] == pytest.approx(np.mean(other), rel=1e-3)
     assert figures["top1"] == pytest.approx(np.mean(same))
     assert figures["largest_difference"] == pytest.approx(largest, rel=1e-3)
     assert figures["perplexity_a"] == pytest.approx(np.exp(np.mean(nll)), rel=1e-4)
-    assert [place["kl_ab"] for place in places] == pytest.approx(kl, rel=1e-2, abs=1e-6)
+    assert [place["kl"] for place in places] == pytest.approx(kl, rel=1e-2, abs=1e-6)
     page = next(tmp_path.glob("outputs/*/*/diff.html")).read_text()
     assert page.count("<circle") >= 90 and "http" not in page
 

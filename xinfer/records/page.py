@@ -1,6 +1,6 @@
-"""HTML pages of a run's folder: one file each that needs nothing else, light or dark as the reader has it."""
+"""HTML pages of records: one file each that needs nothing else, replaced whole."""
 
-__all__ = ["number", "write_page"]
+__all__ = ["ceiling", "number", "write_page"]
 
 import json
 import os
@@ -12,21 +12,30 @@ import jinja2
 from xinfer.hardware import gibibytes
 
 
-def write_page(target: Path, template: str, **values: Any) -> Path:
-    """Write a page from a template of this folder, whole or not at all, and return its path."""
+def write_page(target: Path, template: str, **content: Any) -> Path:
+    """Write a page from a template beside this file, and return its path."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("xinfer.records", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"number": number, "bytes": gibibytes, "pretty": lambda value: json.dumps(value, indent=2)}
-    page = environment.get_template(template).render(**values)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_text(page, "utf-8")
+    temporary.write_text(environment.get_template(template).render(**content), "utf-8")
     os.replace(temporary, target)
     return target
 
 
+def ceiling(value: float) -> float:
+    """Return the next round number: 1, 2, 4, 6, 8 or 10 times a power of ten."""
+    scale = 1.0
+    while scale * 10 < value:
+        scale *= 10
+    while scale > value:
+        scale /= 10
+    return next((scale * step for step in (1, 2, 4, 6, 8, 10) if scale * step >= value), scale * 10) or 1.0
+
+
 def number(value: float | None) -> str:
-    """Return a number as pages show it, with as many digits as tell something."""
+    """Return a number as people read it."""
     if value is None:
         return "–"
     return (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from xinfer.engine.stats import percentile
-from xinfer.records.page import number, write_page
+from xinfer.records.page import ceiling, number, write_page
 from xinfer.records.reader import RecordedRun, read_run
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 220, 48, 26
@@ -40,8 +40,16 @@ class Picture:
 def write_report(folder: Path) -> Path:
     """Write a run folder's report.html from the other files in it, and return its path."""
     run = read_run(folder)
-    facts = {"picture": latency_picture(run), "facts": _facts(run), "stages": _stages(run)}
-    return write_page(folder / "report.html", "report.html.j2", run=run, info=run.info, stats=run.stats, **facts)
+    return write_page(
+        folder / "report.html",
+        "report.html.j2",
+        run=run,
+        info=run.info,
+        stats=run.stats,
+        picture=latency_picture(run),
+        facts=_facts(run),
+        stages=_stages(run),
+    )
 
 
 def latency_picture(run: RecordedRun) -> Picture | None:
@@ -52,7 +60,7 @@ def latency_picture(run: RecordedRun) -> Picture | None:
         return None
     everything = [gap for values in gaps.values() for gap in values]
     median, high = percentile(everything, 50) or 0.0, max(everything)
-    top = _ceiling(min(high, 4 * (percentile(everything, 99) or high)))
+    top = ceiling(min(high, 4 * (percentile(everything, 99) or high)))
     longest = max(len(values) for values in gaps.values())
 
     def x(token: float) -> float:
@@ -81,18 +89,8 @@ def _thinned(values: list[float]) -> list[tuple[int, float]]:
     ]
 
 
-def _ceiling(value: float) -> float:
-    """Return the next round number: 1, 2, 4, 6, 8 or 10 times a power of ten."""
-    scale = 1.0
-    while scale * 10 < value:
-        scale *= 10
-    while scale > value:
-        scale /= 10
-    return next((scale * step for step in (1, 2, 4, 6, 8, 10) if scale * step >= value), scale * 10) or 1.0
-
-
 def _marks(count: int) -> list[int]:
-    step = max(1, round(_ceiling(count / 8)))
+    step = max(1, round(ceiling(count / 8)))
     return list(range(0, count, step))
 
 

@@ -16,11 +16,12 @@ from rich.markup import escape
 from xinfer.hardware import gibibytes
 
 
-def console(stderr: bool = False) -> rich.console.Console:
-    """Return a console on standard output or standard error; where that is no terminal, lines have room."""
+def console(stderr: bool = False, width: int = 160) -> rich.console.Console:
+    """Return a console on standard output or standard error; where that is no terminal, lines have so much room."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else 160
-    return rich.console.Console(stderr=stderr, soft_wrap=True, highlight=False, width=width)
+    return rich.console.Console(
+        stderr=stderr, soft_wrap=True, highlight=False, width=None if stream.isatty() else width
+    )
 
 
 class TextWriter:

@@ -63,7 +63,7 @@ def _check_vocabularies(a: Side, b: Side) -> None:
 def _verdict(a: Side, b: Side, texts: list[Text], found: Measured) -> str:
     figures, parting, session = found.figures(), found.parting, a.session
     said = [
-        f"{a.name} and {b.name}: divergence {figures['kl_ab']:.3g} nats a token (the other way {figures['kl_ba']:.3g})",
+        f"{a.name} and {b.name}: divergence {figures['kl']:.3g} nats a token (the other way {figures['kl_reverse']:.3g})",
         f"likeliest token the same at {figures['top1']:.2%} of {figures['places']} places",
         f"logits at most {figures['largest_difference']:.3g} apart",
     ]
@@ -98,7 +98,7 @@ def _failures(config: Config, figures: dict[str, Any]) -> list[str]:
     """Return which thresholds are passed, in words."""
     wanted = config.diff
     checks = (
-        ("max_kl", wanted.max_kl, max(figures["kl_ab"], figures["kl_ba"]), 1),
+        ("max_kl", wanted.max_kl, max(figures["kl"], figures["kl_reverse"]), 1),
         ("max_difference", wanted.max_difference, figures["largest_difference"], 1),
         ("min_top1", wanted.min_top1, figures["top1"], -1),
     )

@@ -48,7 +48,7 @@ def write_diff_page(
 ) -> None:
     """Write the page."""
     session, names = sides[0].session, [side.name for side in sides]
-    worst = sorted(found.places, key=lambda place: -max(place.kl_ab, place.kl_ba))[:_WORST]
+    worst = sorted(found.places, key=lambda place: -max(place.kl, place.kl_reverse))[:_WORST]
     write_page(
         target,
         "diff.html.j2",
@@ -66,9 +66,9 @@ def write_diff_page(
 def _picture_of_places(places: Sequence[Place], texts: Sequence[Text]) -> Picture:
     step = -(-len(places) // _MOST_DOTS)
     kept = [(i, p) for i, p in enumerate(places) if i % step == 0 or p.chosen[0] != p.chosen[1]]
-    scale = _Scale([place.kl_ab for _, place in kept], len(places))
+    scale = _Scale([place.kl for _, place in kept], len(places))
     dots = [
-        Dot(scale.x(i), scale.y(p.kl_ab), f"{texts[p.text].name}, token {p.at}: {p.kl_ab:.3g}", len(set(p.chosen)) > 1)
+        Dot(scale.x(i), scale.y(p.kl), f"{texts[p.text].name}, token {p.at}: {p.kl:.3g}", len(set(p.chosen)) > 1)
         for i, p in kept
     ]
     return Picture(dots, scale.x_marks(), scale.y_marks())
@@ -123,7 +123,7 @@ def _row(session: Session, texts: Sequence[Text], place: Place) -> dict[str, Any
         "where": f"{text.name}, {place.at}",
         "before": session.tokenizer.decode(list(before), False),
         "token": "" if place.token_id is None else session.token_text(place.token_id),
-        "kl": max(place.kl_ab, place.kl_ba),
+        "kl": max(place.kl, place.kl_reverse),
         "tops": [[(session.token_text(token), share) for token, share in top[:_SHOWN]] for top in place.top],
     }
 

@@ -34,7 +34,7 @@ class Place:
         text: number of the text.
         at: of the token.
         token_id: that comes next in the text; None at its end.
-        kl_ab, kl_ba: divergence of b from a, and of a from b, over the whole vocabulary, in nats.
+        kl, kl_reverse: divergence of b from a, and of a from b, over the whole vocabulary, in nats.
         largest, mean: absolute differences of logits.
         likeliest: each side's token of the largest logit.
         chosen: the token that each side takes: the likeliest, or, in a text that was generated, what it draws.
@@ -46,8 +46,8 @@ class Place:
     text: int
     at: int
     token_id: int | None
-    kl_ab: float
-    kl_ba: float
+    kl: float
+    kl_reverse: float
     largest: float
     mean: float
     likeliest: tuple[int, int]
@@ -89,8 +89,8 @@ class Measured:
         places, scored = self.places, [place.nll for place in self.places if place.nll is not None]
         return {
             "places": len(places),
-            "kl_ab": _mean([place.kl_ab for place in places]),
-            "kl_ba": _mean([place.kl_ba for place in places]),
+            "kl": _mean([place.kl for place in places]),
+            "kl_reverse": _mean([place.kl_reverse for place in places]),
             "largest_difference": max(place.largest for place in places),
             "mean_difference": _mean([place.mean for place in places]),
             "top1": _mean([float(place.likeliest[0] == place.likeliest[1]) for place in places]),
@@ -150,8 +150,8 @@ def _places(
             number,
             at + row,
             token,
-            kl_ab=float(divergences[0][row]),
-            kl_ba=float(divergences[1][row]),
+            kl=float(divergences[0][row]),
+            kl_reverse=float(divergences[1][row]),
             largest=float(apart[row].max()),
             mean=float(apart[row].mean()),
             likeliest=(likeliest[0], likeliest[1]),
