@@ -37,7 +37,7 @@ def report(root: Path) -> dict:
 def test_a_side_is_the_same_as_itself(say, models):
     code, out, _ = say("diff", "eager", "eager", "--model", str(models[0]), "diff.tokens=20", "diff.texts=2")
     assert code == 0 and out.count("\n") == 1
-    assert "divergence 0 nats a token (the other way 0); likeliest token the same at 100.00% of 40 places" in out
+    assert "divergence 0 nats a token; the other way 0; likeliest token the same at 100.00% of 40 places" in out
     assert (
         "the same token taken everywhere; no layer further apart than float32 rounds (0 of its size at the end)" in out
     )

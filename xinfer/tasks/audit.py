@@ -21,7 +21,7 @@ from xinfer.records import RunRecord
 from xinfer.records.record import write_json
 from xinfer.session import Session
 from xinfer.tasks import Job
-from xinfer.tasks.audit_trials import TRIALS, Outcome, Trial, outcome_of, outcome_of_processes
+from xinfer.tasks.audit_trials import ALL_TRIALS, Outcome, Trial, outcome_of, outcome_of_processes
 from xinfer.tasks.console import Progress, console
 from xinfer.tasks.noise import noise_of, precision_of
 from xinfer.tasks.recorded import RecordedRequest
@@ -76,7 +76,7 @@ def run(config: Config, job: Job) -> int:
 
 
 def _chosen(config: Config) -> list[Trial]:
-    names = {trial.name: trial for trial in TRIALS}
+    names = {trial.name: trial for trial in ALL_TRIALS}
     for name in config.audit.only or ():
         if name not in names:
             raise ConfigError(
@@ -85,7 +85,7 @@ def _chosen(config: Config) -> list[Trial]:
     for name in ("prompts", "tokens"):
         if getattr(config.audit, name) < 1:
             raise ConfigError(f"audit.{name}={getattr(config.audit, name)} is out of range: at least 1 is expected")
-    return [trial for trial in TRIALS if config.audit.only is None or trial.name in config.audit.only]
+    return [trial for trial in ALL_TRIALS if config.audit.only is None or trial.name in config.audit.only]
 
 
 def _requests(session: Session, config: Config, job: Job) -> list[RecordedRequest]:

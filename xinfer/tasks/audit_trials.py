@@ -1,6 +1,6 @@
 """What an audit tries: each thing that should not change tokens, and what comes of the same requests with it."""
 
-__all__ = ["TRIALS", "Outcome", "Trial", "outcome_of", "outcome_of_processes"]
+__all__ = ["ALL_TRIALS", "Outcome", "Trial", "outcome_of", "outcome_of_processes"]
 
 import json
 import subprocess
@@ -194,7 +194,7 @@ def _other_cache(session: Session, longest: int) -> list[str] | str:
     return [f"engine.prefix_cache={str(not session.limits.prefix_cache).lower()}"]
 
 
-TRIALS = (
+ALL_TRIALS = (
     Trial("again", lambda session, longest: []),
     Trial("prefix_cache", _other_cache, "tokens found in it", _total("cached_tokens")),
     Trial("chunking", _set("engine.max_num_batched_tokens", 16), "steps with prompts", _prompt_steps),

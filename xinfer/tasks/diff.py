@@ -63,7 +63,8 @@ def _check_vocabularies(a: Side, b: Side) -> None:
 def _verdict(a: Side, b: Side, texts: list[Text], found: Measured) -> str:
     figures, parting, session = found.figures(), found.parting, a.session
     said = [
-        f"{a.name} and {b.name}: divergence {figures['kl']:.3g} nats a token (the other way {figures['kl_reverse']:.3g})",
+        f"{a.name} and {b.name}: divergence {figures['kl']:.3g} nats a token",
+        f"the other way {figures['kl_reverse']:.3g}",
         f"likeliest token the same at {figures['top1']:.2%} of {figures['places']} places",
         f"logits at most {figures['largest_difference']:.3g} apart",
     ]
