@@ -217,6 +217,22 @@ def test_a_damaged_file_is_named_with_the_reason(tmp_path: Path):
         runner(folder)
 
 
+def test_no_code_of_a_checkpoint_runs(tmp_path: Path):
+    own = {"auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}}
+    folder = write_folder(tmp_path / "model", tiny_config("llama", **own), seed=0)
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert runner(folder).info.vocab_size == 272
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pickles_are_not_read(tmp_path: Path):
+    folder = write_folder(tmp_path, tiny_config("llama"), seed=0)
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="transformers can't load it"):
+        runner(folder)
+
+
 def test_a_context_in_which_keys_would_not_stay_valid_is_refused(tmp_path: Path):
     write_reference(tmp_path, shape("llama", "dynamic"), seed=1)
     with pytest.raises(ConfigError, match=r"engine\.max_model_len=96: beyond 32 tokens"):
