@@ -1,0 +1,160 @@
+"""The backend under test, configured as on the command line, and the tiny models that it is tried with."""
+
+__all__ = ["LIMITS", "LONGEST", "Models", "Reported", "Subject", "configured"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from xinfer.backends import Backend, BackendContext
+from xinfer.composing import compose
+from xinfer.config import Config
+from xinfer.engine.runner import ModelRunner
+from xinfer.engine.types import Batch, Limits
+from xinfer.errors import UsageError
+from xinfer.models.families import Family
+from xinfer.plugins import Plugins, load_plugins
+from xinfer.session import Session
+from xinfer.testing.checkpoint import write_checkpoint
+from xinfer.testing.fake import FakeRunner, FakeTokenizer
+from xinfer.testing.shapes import SHAPES, shape
+from xinfer.testing.tiny import tiny_config, write_folder, write_gguf
+
+LONGEST = 96
+LIMITS: dict[str, Any] = {
+    "max_model_len": LONGEST,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 512,
+    "max_logits_rows": 512,
+    "kv_memory": 64e6,
+}
+_TOLERANCES = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2}  # of a row's spread
+_WRITTEN_WHOLE = ("llama", "mistral", "qwen2", "qwen3")  # with their tokenizer
+
+
+@dataclass
+class _FakeConfig:
+    """The fake backend has no keys."""
+
+
+def _fake(context: BackendContext) -> ModelRunner:
+    return FakeRunner(max_model_len=context.limits.max_model_len or 512, num_blocks=64)
+
+
+_FAKE = Backend("fake", _FakeConfig, _fake, "a runner without a model", tokenizer=lambda context: FakeTokenizer())
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A backend with its configuration.
+
+    Attributes:
+        tolerance: how far a logit may be off, as a share of its row's spread; None goes by the runner's precision.
+    """
+
+    plugins: Plugins
+    config: Config
+    tolerance: float | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """What the plugin offers."""
+        return self.plugins.backend(self.config.backend.name)
+
+    @property
+    def computes_checkpoints(self) -> bool:
+        """Whether it runs the model that it is given, rather than something of its own."""
+        return self.backend.tokenizer is None
+
+    def session(self, model: Path | None, **engine: Any) -> Session:
+        """Return a session with a model (None where it has its own), refused already if the backend can't run it."""
+        chosen = self.config.model if model is None else replace(self.config.model, reference=str(model))
+        limits = replace(self.config.engine, **{**LIMITS, **engine})
+        session = Session(replace(self.config, model=chosen, engine=limits), self.plugins)
+        session.check()
+        return session
+
+    def limits(self, **engine: Any) -> Limits:
+        """Return the engine's limits."""
+        found = replace(self.config.engine, **{**LIMITS, **engine})
+        return Limits(**{field.name: getattr(found, field.name) for field in fields(Limits)})
+
+    def tolerance_of(self, runner: ModelRunner) -> float:
+        """Return how far a logit may be off, as a share of its row's spread."""
+        return _TOLERANCES.get(runner.info.dtype, _TOLERANCES["bfloat16"]) if self.tolerance is None else self.tolerance
+
+
+def configured(name: str, keys: Sequence[str] = (), dtype: str = "float32", tolerance: float | None = None) -> Subject:
+    """Return a backend by name, with keys such as `device=cpu`; what is wrong with either is a `UsageError`."""
+    plugins = load_plugins()
+    plugins.backends.setdefault("fake", _FAKE)
+    plugins.backend(name)
+    overrides = [f"backend={name}", *(f"backend.{key}" for key in keys), f"model.dtype={dtype}"]
+    return Subject(plugins, compose(overrides, plugins), tolerance)
+
+
+class Models:
+    """Tiny models of all families, each written when first asked for, as a folder and as a GGUF file."""
+
+    def __init__(self, root: Path, families: dict[str, Family]) -> None:
+        self.root, self._families = root, families
+        self.written = cache(self._write)
+
+    def main(self, subject: Subject, wanted: Sequence[str]) -> Path | None:
+        """Return the first model that a backend can run, a llama if it can; None for one that brings its own."""
+        if not subject.computes_checkpoints:
+            return None
+        reasons = []
+        for family in sorted(wanted or SHAPES, key=lambda name: name != "llama"):
+            try:
+                subject.session(self.written(family, "folder"))
+            except UsageError as error:
+                reasons.append(str(error))
+            else:
+                return self.written(family, "folder")
+        raise UsageError(f"backend {subject.backend.name} can run no model of {len(reasons)} families: {reasons[0]}")
+
+    def _write(self, family: str, form: str) -> Path:
+        """Write a family's usual model; `LookupError` where nothing here writes it in this form."""
+        path = self.root / f"{family}-{form}"
+        if family in _WRITTEN_WHOLE:
+            config = tiny_config(family)
+            return write_folder(path, config, 0) if form == "folder" else write_gguf(path.with_suffix(".gguf"), config, 0)
+        if form == "folder":
+            return write_checkpoint(path, shape(family, SHAPES[family][0]), self._families[family])
+        return self._convert(family, path.with_suffix(".gguf"))
+
+    def _convert(self, family: str, path: Path) -> Path:
+        from xinfer.testing.gguf import GGUF_SHAPES, convert, gguf_shape
+
+        if family not in GGUF_SHAPES:
+            raise LookupError(f"GGUF has no architecture for {family} here")
+        try:
+            import transformers  # noqa: F401
+        except ImportError:
+            raise LookupError(f"a GGUF file of {family} is converted by the package transformers") from None
+        config = gguf_shape(family, next(iter(GGUF_SHAPES[family])))
+        return convert(write_checkpoint(self.root / f"{family}-for-gguf", config, self._families[family]), path)
+
+
+class Reported(ModelRunner):
+    """A runner that reports other things of itself than it would: fewer blocks, say."""
+
+    def __init__(self, runner: ModelRunner, **info: Any) -> None:
+        self._runner, self.info = runner, replace(runner.info, **info)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """See `ModelRunner.forward`."""
+        return self._runner.forward(batch)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """See `ModelRunner.copy`."""
+        self._runner.copy(source, target, tokens)
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """See `ModelRunner.free`."""
+        self._runner.free(blocks)
