@@ -72,7 +72,7 @@ def _of_table(table: Mapping[str, Target], prefix: str, left: Weights, heads: in
 
     Of several places for one tensor that of the most parts is taken, then the last: families add to others' tables.
     """
-    entries = [(place, _layout(target)) for place, target in reversed(table.items()) if target is not None]
+    entries = [(place, _layout(target)) for place, target in reversed([*table.items()]) if target is not None]
     for place, layout in sorted(entries, key=lambda entry: -len(entry[1].parts)):
         for kind in ("", ".weight", ".bias"):
             names = [f"{prefix}{part}{kind}" for part in layout.parts]
@@ -96,6 +96,6 @@ def _joined(layout: Stored, parts: Sequence[Tensor], axis: int, heads: int) -> T
     """Undo `Stored.take`; `axis` has the rows, counted from the end."""
     place, rows = parts[0].ndim + axis, [part.shape[axis] for part in parts]
     groups = {"": 1, "heads": heads, "rows": math.gcd(*rows)}[layout.interleaved]
-    apart = [part.unflatten(place, (groups, count // groups)) for part, count in zip(parts, rows, strict=True)]
+    apart = [part.reshape(*part.shape[:place], groups, -1, *part.shape[place + 1 :]) for part in parts]
     whole = torch.cat(apart, place + 1).flatten(place, place + 1)
     return (whole.transpose(-1, -2) if layout.transposed and axis == -2 else whole).contiguous()

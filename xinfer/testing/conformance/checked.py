@@ -56,7 +56,7 @@ class Checked(Stepper):
         return rng.integers(0, info.vocab_size, min(length, info.max_model_len)).tolist()  # type: ignore[no-any-return]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Have the runner compute a batch; what it returns must have a row of the vocabulary for each token asked for."""
+        """Have the runner compute a batch; it must return a row of the vocabulary for each token asked for."""
         self.last = batch
         logits = self.runner.forward(batch)
         wanted = (len(batch.sample_at), self.runner.info.vocab_size)
@@ -93,16 +93,13 @@ def explain(batch: Batch, place: int, got: Tensor, expected: Tensor, allowed: fl
     owner = int(np.searchsorted(batch.query_starts, place, side="right")) - 1
     differences = torch.where(got == expected, 0.0, (got - expected).abs().nan_to_num(torch.inf))
     worst = int(differences.argmax())
-    return "\n".join(
-        [
-            f"the logits of sequence {owner} at position {batch.positions[place]} (token id {batch.token_ids[place]}, "
-            f"place {place} of the batch) are not those of its text alone",
-            f"  largest difference  {differences[worst]:.3g} at id {worst}: {got[worst]:.6g} instead of "
-            f"{expected[worst]:.6g}; {allowed:.2g} is allowed",
-            f"  got       {_top(got)}",
-            f"  expected  {_top(expected)}",
-            _laid_out(batch),
-        ]
+    return (
+        f"the logits of sequence {owner} at position {batch.positions[place]} (token id {batch.token_ids[place]}, "
+        f"place {place} of the batch) are not those of its text alone\n"
+        f"  largest difference  {differences[worst]:.3g} at id {worst}: {got[worst]:.6g} instead of "
+        f"{expected[worst]:.6g}; {allowed:.2g} is allowed\n"
+        f"  got       {_top(got)}\n"
+        f"  expected  {_top(expected)}\n{_laid_out(batch)}"
     )
 
 

@@ -1,26 +1,19 @@
 """Options and fixtures of the conformance kit; `xinfer_pytest` loads it."""
 
-__all__ = [
-    "alone",
-    "checked",
-    "invariant",
-    "main_model",
-    "models",
-    "runner",
-    "subject",
-]
+__all__ = ["alone", "checked", "fill", "invariant", "main_model", "models", "one_thread", "report", "runner", "subject"]
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from xinfer import API_VERSION, __version__
 from xinfer.engine.runner import ModelRunner
 from xinfer.errors import XinferError
 from xinfer.models.families import xinfer_model_families
 from xinfer.testing.conformance.checked import Alone, Checked
-from xinfer.testing.conformance.subject import Models, Subject, configured
+from xinfer.testing.conformance.subject import LONGEST, Models, Subject, configured
 from xinfer.testing.stepper import Stepper
 
 _SUBJECT = pytest.StashKey[Subject]()
@@ -31,7 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the kit's options."""
     group = parser.getgroup("xinfer", "conformance of an xinfer backend")
     group.addoption("--backend", metavar="NAME", help="the backend, built-in or a plugin's; or fake")
-    group.addoption("--backend-key", action="append", default=[], metavar="KEY=VALUE", help="one of its keys: device=cpu")
+    group.addoption(
+        "--backend-key", action="append", default=[], metavar="KEY=VALUE", help="one of its keys: device=cpu"
+    )
     group.addoption("--model-family", action="append", default=[], metavar="NAME", help="only models of this family")
     group.addoption("--model-dtype", default="float32", metavar="DTYPE", help="precision to ask for (float32)")
     group.addoption("--tolerance", type=float, metavar="X", help="how far logits may be off, in shares of their spread")
@@ -59,16 +54,27 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put quick tests first, and leave out families that nobody asked for."""
     wanted = config.getoption("--model-family")
-    families = {item: getattr(item, "callspec").params.get("family") for item in items if hasattr(item, "callspec")}
-    out = [item for item in items if wanted and families.get(item) not in (None, *wanted)]
+    family = {item: item.callspec.params.get("family") for item in items if hasattr(item, "callspec")}
+    out = [item for item in items if wanted and family.get(item) not in (None, *wanted)]
     config.hook.pytest_deselected(items=out)
-    items[:] = sorted((item for item in items if item not in out), key=lambda item: item.get_closest_marker("quick") is None)
+    items[:] = sorted(
+        (item for item in items if item not in out), key=lambda item: item.get_closest_marker("quick") is None
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print what was measured."""
     for line in config.stash[_FIGURES]:
         terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: with several tiny products only take longer."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +105,7 @@ def main_model(subject: Subject, models: Models, pytestconfig: pytest.Config) ->
 def runner(subject: Subject, main_model: Path | None) -> Iterator[ModelRunner]:
     """A runner whose blocks hold what others have left."""
     session = subject.session(main_model)
-    _fill(session.runner)
+    fill(session.runner)
     yield session.runner
     session.close()
 
@@ -127,10 +133,10 @@ def checked(subject: Subject, runner: ModelRunner, alone: Alone) -> Checked:
     return Checked(runner, alone, subject.tolerance_of(runner))
 
 
-def _fill(runner: ModelRunner) -> None:
+def fill(runner: ModelRunner, longest: int = LONGEST) -> None:
     """Compute texts in as many of the blocks as a test may come to, and forget them."""
     info, stepper = runner.info, Stepper(runner)
-    longest = min(info.max_model_len, 96)
-    texts = min(info.kv_tokens // longest, info.num_blocks // -(-longest // info.block_size), 64)
+    length = min(info.max_model_len, longest)
+    texts = min(info.kv_tokens // length, info.num_blocks // -(-length // info.block_size), 64)
     for text in range(texts):
-        stepper.step([stepper.start([(text + i) % info.vocab_size for i in range(longest)])], [longest])
+        stepper.step([stepper.start([(text + i) % info.vocab_size for i in range(length)])], [length])

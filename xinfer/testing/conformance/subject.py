@@ -118,12 +118,19 @@ class Models:
                 return self.written(family, "folder")
         raise UsageError(f"backend {subject.backend.name} can run no model of {len(reasons)} families: {reasons[0]}")
 
+    def large(self) -> Path:
+        """Return a llama whose weights take some 40 MB, so that one sees where they stay."""
+        sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}
+        return write_folder(self.root / "large", tiny_config("llama", max_position_embeddings=512, **sizes), 0)
+
     def _write(self, family: str, form: str) -> Path:
         """Write a family's usual model; `LookupError` where nothing here writes it in this form."""
         path = self.root / f"{family}-{form}"
         if family in _WRITTEN_WHOLE:
             config = tiny_config(family)
-            return write_folder(path, config, 0) if form == "folder" else write_gguf(path.with_suffix(".gguf"), config, 0)
+            return (
+                write_folder(path, config, 0) if form == "folder" else write_gguf(path.with_suffix(".gguf"), config, 0)
+            )
         if form == "folder":
             return write_checkpoint(path, shape(family, SHAPES[family][0]), self._families[family])
         return self._convert(family, path.with_suffix(".gguf"))

@@ -66,7 +66,8 @@ def assert_same(got: Outputs, expected: Outputs, why: str) -> None:
             if ours != wanted:
                 pytest.fail(
                     f"{why}: request {index} ({LENGTHS[index]} tokens of prompt), generated token {place}: id "
-                    f"{ours.token_id} instead of {wanted.token_id}\n  got       {_top(ours)}\n  expected  {_top(wanted)}",
+                    f"{ours.token_id} instead of {wanted.token_id}, or other logits\n"
+                    f"  got       {_top(ours)}\n  expected  {_top(wanted)}",
                     pytrace=False,
                 )
         assert got[index].token_ids == theirs.token_ids
