@@ -20,7 +20,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from xinfer.task_configs import ExportConfig
+from xinfer.task_configs import ExportConfig, PluginsConfig
 
 
 @dataclass
@@ -179,6 +179,7 @@ class Config:
     record: RecordConfig = field(default_factory=RecordConfig)
     log: LogConfig = field(default_factory=LogConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    plugins: PluginsConfig = field(default_factory=PluginsConfig)
     chat: bool = True
     json_stats: str | None = None
     bench_only: bool = False

@@ -63,6 +63,7 @@ WORDS = {  # of tasks that take words: the keys that they stand for, in order
     "explain": ("run",),
     "export": ("model.reference", "export.out"),
     "inspect": ("model.reference",),
+    "plugins": ("plugins.action", "plugins.name"),
 }
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 

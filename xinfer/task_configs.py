@@ -1,6 +1,6 @@
 """The keys of single tasks; `config.py` has those that all tasks share."""
 
-__all__ = ["ExportConfig"]
+__all__ = ["ExportConfig", "PluginsConfig"]
 
 from dataclasses import dataclass
 
@@ -17,3 +17,16 @@ class ExportConfig:
 
     out: str | None = None
     all_logits: bool = False
+
+
+@dataclass
+class PluginsConfig:
+    """What the task `plugins` does.
+
+    Attributes:
+        action: null lists plugins, `new` writes a package with a backend, `check` tests one against the contract.
+        name: the backend's; `check` takes the configured one if it is null.
+    """
+
+    action: str | None = None
+    name: str | None = None

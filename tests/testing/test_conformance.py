@@ -11,6 +11,8 @@ from xinfer.backends import Backend
 from xinfer.backends.torch import EagerConfig, supports
 from xinfer.hookspecs import hookimpl
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 class Outcomes:
     """What came of each test of a session, by its name without parameters; of a failure its text."""

@@ -13,7 +13,7 @@ from xinfer.engine.runner import ModelRunner
 from xinfer.errors import XinferError
 from xinfer.models.families import xinfer_model_families
 from xinfer.testing.conformance.checked import Alone, Checked
-from xinfer.testing.conformance.subject import LONGEST, Models, Subject, configured
+from xinfer.testing.conformance.subject import LONGEST, Models, Subject, configured, judge
 from xinfer.testing.stepper import Stepper
 
 _SUBJECT = pytest.StashKey[Subject]()
@@ -121,8 +121,7 @@ def invariant(subject: Subject, main_model: Path | None) -> Iterator[ModelRunner
 @pytest.fixture(scope="session")
 def alone(subject: Subject, main_model: Path | None) -> Iterator[Alone]:
     """What rows should be: eager's, or, where there is no checkpoint, those of the backend with nothing else to do."""
-    judge = configured("eager", ["device=cpu"]) if subject.computes_checkpoints else subject
-    session = judge.session(main_model)
+    session = (judge() if subject.computes_checkpoints else subject).session(main_model)
     yield Alone(session.runner)
     session.close()
 

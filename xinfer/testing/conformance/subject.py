@@ -1,6 +1,6 @@
 """The backend under test, configured as on the command line, and the tiny models that it is tried with."""
 
-__all__ = ["LIMITS", "LONGEST", "Models", "Reported", "Subject", "configured"]
+__all__ = ["LIMITS", "LONGEST", "Models", "Reported", "Subject", "configured", "judge"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -95,6 +95,12 @@ def configured(name: str, keys: Sequence[str] = (), dtype: str = "float32", tole
     plugins.backend(name)
     overrides = [f"backend={name}", *(f"backend.{key}" for key in keys), f"model.dtype={dtype}"]
     return Subject(plugins, compose(overrides, plugins), tolerance)
+
+
+@cache
+def judge() -> Subject:
+    """Return what checkpoints are compared with: eager, on the CPU, in float32."""
+    return configured("eager", ["device=cpu"])
 
 
 class Models:

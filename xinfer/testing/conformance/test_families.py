@@ -7,7 +7,7 @@ import pytest
 
 from xinfer.errors import UsageError
 from xinfer.testing.conformance.checked import Alone, Checked
-from xinfer.testing.conformance.subject import Models, Subject, configured
+from xinfer.testing.conformance.subject import Models, Subject, judge
 from xinfer.testing.shapes import SHAPES
 from xinfer.testing.stepper import cut
 
@@ -23,9 +23,9 @@ def test_a_familys_logits_are_those_of_eager(subject: Subject, models: Models, f
         session = subject.session(model)
     except (LookupError, UsageError) as reason:
         pytest.skip(str(reason))
-    judge = configured("eager", ["device=cpu"]).session(model)
-    checked = Checked(session.runner, Alone(judge.runner), subject.tolerance_of(session.runner))
+    eager = judge().session(model)
+    checked = Checked(session.runner, Alone(eager.runner), subject.tolerance_of(session.runner))
     checked.greedy(checked.text(48), cut(48, np.random.default_rng(1)), 8)
     checked.in_company([checked.text(length, seed=length) for length in (1, 3, 17, 40)], steps=12)
     session.close()
-    judge.close()
+    eager.close()

@@ -14,7 +14,7 @@ from xinfer.errors import UsageError
 from xinfer.testing.conformance.plugin import fill
 from xinfer.testing.conformance.subject import Models, Subject
 
-ROUNDS = 3
+ROUNDS = 2
 LARGE: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 8, "kv_memory": 64e6}
 LEAST = 8 << 20  # bytes a round that allocators may keep for themselves
 
