@@ -44,7 +44,8 @@ def write_plugin(name: str | None, taken: Container[str], where: Path) -> Path:
     """
     if name is None:
         raise ConfigError("plugins new needs a name: python -m xinfer plugins new NAME")
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or keyword.iskeyword(name) or quote(name) != name:
+    means_something = keyword.iskeyword(name) or quote(name) != name or name == "null"
+    if means_something or not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
         raise ConfigError(
             f"plugins.name={name!r} can't be the name of a backend: take small letters, digits and _, 40 at most, that "
             "begin with a letter and mean nothing to Python or Hydra, such as my_kernel"

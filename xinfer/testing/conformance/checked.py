@@ -110,13 +110,12 @@ def _top(row: Tensor) -> str:
 
 def _laid_out(batch: Batch) -> str:
     """Return a batch as a table with a line for each sequence."""
-    lines = [f"the batch: {len(batch.context_lens)} sequences, {len(batch.token_ids)} new tokens"]
+    lines = [f"the batch, of {len(batch.token_ids)} new tokens:"]
     for index, table in enumerate(batch.block_tables):
         first, last = batch.query_starts[index], batch.query_starts[index + 1] - 1
-        lines.append(
-            f"  {index}: positions {batch.positions[first]} to {batch.positions[last]} of {batch.context_lens[index]}, "
-            f"slots {_ranges(batch.slot_mapping[first : last + 1].tolist())}, blocks {table[table >= 0].tolist()}"
-        )
+        positions = f"positions {batch.positions[first]} to {batch.positions[last]} of {batch.context_lens[index]}"
+        slots = _ranges(batch.slot_mapping[first : last + 1].tolist())
+        lines.append(f"  sequence {index}: {positions}, slots {slots}, blocks {table[table >= 0].tolist()}")
     return "\n".join(lines)
 
 

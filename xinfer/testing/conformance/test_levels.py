@@ -65,8 +65,8 @@ def assert_same(got: Outputs, expected: Outputs, why: str) -> None:
         for place, (ours, wanted) in enumerate(pairs):
             if ours != wanted:
                 pytest.fail(
-                    f"{why}: request {index} ({LENGTHS[index]} tokens of prompt), generated token {place}: id "
-                    f"{ours.token_id} instead of {wanted.token_id}, or other logits\n"
+                    f"{why}: request {index} ({LENGTHS[index]} tokens of prompt), generated token {place}: "
+                    f"{'other logits' if ours.token_id == wanted.token_id else 'another token'}\n"
                     f"  got       {_top(ours)}\n  expected  {_top(wanted)}",
                     pytrace=False,
                 )
