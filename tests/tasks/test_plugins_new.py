@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from xinfer.backends import BackendContext
 from xinfer.config import Config
+from xinfer.engine.engine import Engine
+from xinfer.engine.runner import LEVELS
+from xinfer.engine.types import Limits, SamplingParams
 from xinfer.errors import ConfigError, PluginError, UsageError
 from xinfer.plugins import load_plugins
 from xinfer.task_configs import PluginsConfig
@@ -36,6 +40,20 @@ def installed(made: Path) -> Path:
     return target
 
 
+def test_it_keeps_the_contract_and_goes_on_as_its_text_went_on(conformance_kit, one_thread):
+    module = types.ModuleType("xinfer_echo")
+    exec(compile(files("echo")["xinfer_echo/__init__.py"], "xinfer_echo", "exec"), vars(module))
+    (backend,) = module.xinfer_backends()
+    found = conformance_kit([backend])("echo")
+    assert (found.code, found.failed) == (0, {})
+    assert {"test_blocks_may_lie_in_any_order", *(f"test_level_{level}" for level in LEVELS)} <= set(found.passed)
+    context = BackendContext(None, backend.config(), Limits(max_model_len=64))
+    engine = Engine(backend.create(context), backend.tokenizer(context), context.limits)
+    engine.add_request(list(b"one two three one two three one "), SamplingParams(temperature=0.0, max_tokens=9))
+    assert [output.text for step in engine.run() for output in step.finished] == ["two three"]
+
+
+@pytest.mark.slow
 def test_its_own_tests_pass_the_conformance_kit_among_them(made: Path, installed: Path):
     path = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(

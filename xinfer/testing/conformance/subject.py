@@ -1,6 +1,6 @@
 """The backend under test, configured as on the command line, and the tiny models that it is tried with."""
 
-__all__ = ["LIMITS", "LONGEST", "Models", "Reported", "Subject", "configured", "judge"]
+__all__ = ["LIMITS", "LONGEST", "Models", "Reported", "Subject", "configured", "judge", "small"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -32,6 +32,7 @@ LIMITS: dict[str, Any] = {
     "max_logits_rows": 512,
     "kv_memory": 64e6,
 }
+_TIGHT = 128
 _TOLERANCES = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2}  # of a row's spread
 _WRITTEN_WHOLE = ("llama", "mistral", "qwen2", "qwen3")  # with their tokenizer
 
@@ -171,3 +172,10 @@ class Reported(ModelRunner):
     def free(self, blocks: Sequence[int]) -> None:
         """See `ModelRunner.free`."""
         self._runner.free(blocks)
+
+
+def small(runner: ModelRunner) -> ModelRunner:
+    """Return a runner with a cache of 128 tokens, so that sequences have to be put aside."""
+    info = runner.info
+    blocks = min(info.num_blocks, max(8, _TIGHT // info.block_size))
+    return Reported(runner, num_blocks=blocks, kv_tokens=min(_TIGHT, blocks * info.block_size))

@@ -23,9 +23,12 @@ LENGTHS = (1, 5, 17, 30)
 
 
 def batch_of(checked: Checked) -> Batch:
-    """Return a batch of several new sequences."""
-    texts = [checked.text(length) for length in LENGTHS]
-    return checked.batch([checked.start(text) for text in texts], [*map(len, texts)])
+    """Return a batch of several new sequences, whose blocks the next one may have."""
+    sequences = [checked.start(checked.text(length)) for length in LENGTHS]
+    batch = checked.batch(sequences, [*LENGTHS])
+    for sequence in sequences:
+        checked.finish(sequence)
+    return batch
 
 
 def test_info_says_what_can_be(runner: ModelRunner) -> None:

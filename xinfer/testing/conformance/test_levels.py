@@ -14,7 +14,7 @@ from xinfer.engine.engine import Engine
 from xinfer.engine.outputs import RequestOutput
 from xinfer.engine.runner import LEVELS, ModelRunner
 from xinfer.engine.types import Limits, SamplingParams, TokenLogprobs
-from xinfer.testing.conformance.subject import Reported, Subject
+from xinfer.testing.conformance.subject import Reported, Subject, small
 
 pytestmark = pytest.mark.quick
 
@@ -118,10 +118,7 @@ def test_level_chunk(declared: ModelRunner) -> None:
 
 def test_level_preempt(declared: ModelRunner) -> None:
     """However often it is put aside."""
-    info = declared.info
-    blocks = min(info.num_blocks, max(2, 128 // info.block_size))
-    small = Reported(declared, num_blocks=blocks, kv_tokens=min(128, blocks * info.block_size))
-    outputs, met = generate(small, texts_of(declared), ROOMY)
+    outputs, met = generate(small(declared), texts_of(declared), ROOMY)
     assert met["preemptions"] > 0
     assert_same(outputs, alone(declared), "put aside in between")
 

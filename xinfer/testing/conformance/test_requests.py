@@ -10,13 +10,12 @@ import pytest
 
 from xinfer.engine.runner import ModelRunner
 from xinfer.engine.types import Limits, SamplingParams
-from xinfer.testing.conformance.subject import Reported, Subject
+from xinfer.testing.conformance.subject import Subject, small
 from xinfer.testing.workload import Arrival, Met, Workload, check, workload
 
 pytestmark = pytest.mark.quick
 
 LENGTHS = (1, 40, 7, 2, 23, 60, 16, 33)
-TIGHT = 128  # tokens that a small cache holds
 
 
 class Requests:
@@ -42,12 +41,6 @@ class Requests:
         """Return what request `index` asks for."""
         usual = {"temperature": 0.9 * (index % 2), "seed": index, "max_tokens": 8 + index, "logprobs": 0}
         return SamplingParams(**{**usual, **params})
-
-    def small(self) -> ModelRunner:
-        """Return the runner with a cache of 128 tokens, and two blocks at least."""
-        info = self.runner.info
-        blocks = min(info.num_blocks, max(2, TIGHT // info.block_size))
-        return Reported(self.runner, num_blocks=blocks, kv_tokens=min(TIGHT, blocks * info.block_size))
 
     def check(self, coming: list[Arrival], runner: ModelRunner | None = None, **limits: Any) -> Met:
         """Run them, and return what they met."""
@@ -79,13 +72,13 @@ def test_an_aborted_request_leaves_others_alone_and_gives_its_blocks_back(reques
     """While it waits, within its prompt, or while it generates."""
     first, *others = requests.arrivals()
     given_up = replace(first, prompt=requests.text(60, seed=1), params=requests.params(0, max_tokens=30), aborted=step)
-    met = requests.check([given_up, *others], requests.small(), max_num_batched_tokens=16)
+    met = requests.check([given_up, *others], small(requests.runner), max_num_batched_tokens=16)
     assert met.aborted == 1
 
 
 def test_requests_that_memory_puts_aside_go_on_as_if_nothing_had_been(requests: Requests) -> None:
     """They are computed again, into other blocks."""
-    met = requests.check(requests.arrivals(1, max_tokens=30), requests.small())
+    met = requests.check(requests.arrivals(1, max_tokens=30), small(requests.runner))
     assert met.preemptions > 0
 
 
@@ -108,10 +101,6 @@ def test_samples_share_their_prompt(requests: Requests) -> None:
 def test_random_workloads(requests: Requests, number: int) -> None:
     """Requests that come, share prefixes, guess, are put aside and aborted, in any mixture."""
     work = workload(number, requests.runner.info.vocab_size)
-    limits = replace(work.limits, determinism="fast")
-    small = requests.small()
-    check(
-        replace(work, limits=limits, cache={"": 0}),
-        lambda limited: small if limited else requests.runner,
-        requests.tolerance,
-    )
+    work = replace(work, limits=replace(work.limits, determinism="fast"), cache={"": 0})
+    tight = small(requests.runner)
+    check(work, lambda limited: tight if limited else requests.runner, requests.tolerance)
