@@ -1,8 +1,9 @@
 """A stepper that compares every row with what it should be, and says what differs so that one sees where to look."""
 
-__all__ = ["Alone", "Checked", "explain", "off"]
+__all__ = ["Alone", "Checked", "Tolerance", "explain"]
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -33,20 +34,52 @@ class Alone:
         return self._known[text]
 
 
-def off(got: Tensor, expected: Tensor) -> Tensor:
-    """Return how far each row is off, [K]: its largest difference; infinite where one of the two is no number."""
-    differences = torch.where(got == expected, 0.0, (got - expected).abs().nan_to_num(torch.inf))
-    return differences.amax(-1)
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far a row of logits may be off.
+
+    Attributes:
+        share: of the row's standard deviation, or of 1 where that is less.
+        each: whether every logit has to be as near; else the root mean square of a row's differences, as suits what is
+            rounded.
+    """
+
+    share: float
+    each: bool = True
+
+    def used(self, got: Tensor, expected: Tensor) -> Tensor:
+        """Return how much of it each row takes, [K]; above 1 is too much."""
+        differences = _differences(got, expected)
+        off = differences.amax(-1) if self.each else differences.square().mean(-1).sqrt()
+        return off / (self.share * expected.std(-1).nan_to_num(1.0).clamp(min=1.0))
+
+
+def _differences(got: Tensor, expected: Tensor) -> Tensor:
+    """Return absolute differences; infinite where one of the two is no number."""
+    return torch.where(got == expected, 0.0, (got - expected).abs().nan_to_num(torch.inf))
 
 
 class Checked(Stepper):
-    """A stepper whose every row is compared with that of the same text alone."""
+    """A stepper whose every row is compared with that of the same text alone.
+
+    Attributes:
+        strict: whether a row that is too far off fails at once.
+        used: how much of the tolerance each row took.
+        last: the last batch.
+    """
 
     def __init__(
-        self, runner: ModelRunner, alone: Alone, tolerance: float, seed: int = 0, blocks: Sequence[int] | None = None
+        self,
+        runner: ModelRunner,
+        alone: Alone,
+        tolerance: Tolerance,
+        blocks: Sequence[int] | None = None,
+        *,
+        strict: bool = True,
     ) -> None:
-        super().__init__(runner, seed, blocks)
-        self.alone, self.tolerance = alone, tolerance
+        super().__init__(runner, blocks=blocks)
+        self.alone, self.tolerance, self.strict = alone, tolerance, strict
+        self.used: list[float] = []
         self.last: Batch | None = None
 
     def text(self, length: int, seed: int = 0) -> list[int]:
@@ -80,24 +113,24 @@ class Checked(Stepper):
     def compare(self, batch: Batch, place: int, got: Tensor, expected: Tensor) -> None:
         """Fail unless these rows, of the tokens from `place` on, are as they should be."""
         got = got.cpu()
-        allowed = self.tolerance * expected.std(-1).nan_to_num(1.0).clamp(min=1.0)
-        excess = off(got, expected) - allowed
-        worst = int(excess.argmax())
-        if not excess[worst] <= 0:
-            text = explain(batch, place + worst, got[worst], expected[worst], float(allowed[worst]))
+        used = self.tolerance.used(got, expected)
+        self.used += used.tolist()
+        worst = int(used.argmax())
+        if self.strict and not used[worst] <= 1:
+            text = explain(batch, place + worst, got[worst], expected[worst], float(used[worst]))
             pytest.fail(text, pytrace=False)
 
 
-def explain(batch: Batch, place: int, got: Tensor, expected: Tensor, allowed: float) -> str:
-    """Return what is wrong with the row of the token at this place of a batch."""
+def explain(batch: Batch, place: int, got: Tensor, expected: Tensor, used: float) -> str:
+    """Return what is wrong with the row of the token at this place of a batch, so many times as far off as allowed."""
     owner = int(np.searchsorted(batch.query_starts, place, side="right")) - 1
-    differences = torch.where(got == expected, 0.0, (got - expected).abs().nan_to_num(torch.inf))
+    differences = _differences(got, expected)
     worst = int(differences.argmax())
     return (
         f"the logits of sequence {owner} at position {batch.positions[place]} (token id {batch.token_ids[place]}, "
         f"place {place} of the batch) are not those of its text alone\n"
         f"  largest difference  {differences[worst]:.3g} at id {worst}: {got[worst]:.6g} instead of "
-        f"{expected[worst]:.6g}; {allowed:.2g} is allowed\n"
+        f"{expected[worst]:.6g}; the row is off by {used:,.3g} times what is allowed\n"
         f"  got       {_top(got)}\n"
         f"  expected  {_top(expected)}\n{_laid_out(batch)}"
     )

@@ -29,7 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--model-family", action="append", default=[], metavar="NAME", help="only models of this family")
     group.addoption("--model-dtype", default="float32", metavar="DTYPE", help="precision to ask for (float32)")
-    group.addoption("--tolerance", type=float, metavar="X", help="how far logits may be off, in shares of their spread")
+    group.addoption(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="how far rows may be off, root mean square, in shares of their spread",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,6 +20,7 @@ from xinfer.models.families import Family
 from xinfer.plugins import Plugins, load_plugins
 from xinfer.session import Session
 from xinfer.testing.checkpoint import write_checkpoint
+from xinfer.testing.conformance.checked import Tolerance
 from xinfer.testing.fake import FakeRunner, FakeTokenizer
 from xinfer.testing.shapes import SHAPES, shape
 from xinfer.testing.tiny import tiny_config, write_folder, write_gguf
@@ -33,7 +34,8 @@ LIMITS: dict[str, Any] = {
     "kv_memory": 64e6,
 }
 _TIGHT = 128
-_TOLERANCES = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2}  # of a row's spread
+# Of what is rounded: of tiny random models without experts, rows of eager are off by up to 0.1 in bfloat16.
+_ROUNDED = {"float16": Tolerance(0.03, each=False), "bfloat16": Tolerance(0.25, each=False)}
 _WRITTEN_WHOLE = ("llama", "mistral", "qwen2", "qwen3")  # with their tokenizer
 
 
@@ -54,7 +56,7 @@ class Subject:
     """A backend with its configuration.
 
     Attributes:
-        tolerance: how far a logit may be off, as a share of its row's spread; None goes by the runner's precision.
+        tolerance: how far rows may be off, root mean square, as a share of their spread; None goes by the precision.
     """
 
     plugins: Plugins
@@ -84,9 +86,13 @@ class Subject:
         found = replace(self.config.engine, **{**LIMITS, **engine})
         return Limits(**{field.name: getattr(found, field.name) for field in fields(Limits)})
 
-    def tolerance_of(self, runner: ModelRunner) -> float:
-        """Return how far a logit may be off, as a share of its row's spread."""
-        return _TOLERANCES.get(runner.info.dtype, _TOLERANCES["bfloat16"]) if self.tolerance is None else self.tolerance
+    def tolerance_of(self, runner: ModelRunner) -> Tolerance:
+        """Return how far rows may be off."""
+        if self.tolerance is not None:
+            return Tolerance(self.tolerance, each=False)
+        return (
+            Tolerance(1e-4) if runner.info.dtype == "float32" else _ROUNDED.get(runner.info.dtype, _ROUNDED["bfloat16"])
+        )
 
 
 def configured(name: str, keys: Sequence[str] = (), dtype: str = "float32", tolerance: float | None = None) -> Subject:

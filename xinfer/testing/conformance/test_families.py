@@ -24,8 +24,11 @@ def test_a_familys_logits_are_those_of_eager(subject: Subject, models: Models, f
     except (LookupError, UsageError) as reason:
         pytest.skip(str(reason))
     eager = judge().session(model)
-    checked = Checked(session.runner, Alone(eager.runner), subject.tolerance_of(session.runner))
+    tolerance = subject.tolerance_of(session.runner)
+    checked = Checked(session.runner, Alone(eager.runner), tolerance, strict=tolerance.each)
     checked.greedy(checked.text(48), cut(48, np.random.default_rng(1)), 8)
     checked.in_company([checked.text(length, seed=length) for length in (1, 3, 17, 40)], steps=12)
+    if not checked.strict:  # where rounding chooses another expert a row is far off, so that only most can be near
+        assert np.median(checked.used) <= 0.5, f"most rows take {np.median(checked.used):.2f} of what is allowed"
     session.close()
     eager.close()
