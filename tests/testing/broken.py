@@ -98,6 +98,14 @@ class ReadsBlocksAsIfInARow(Wrong):
         return self.real.forward(replace(batch, block_tables=tables.astype(np.int32)))
 
 
+class ReadsToTheEndOfItsBlocks(Wrong):
+    """Takes for its context all that its blocks hold, what others have left there too."""
+
+    def forward(self, batch):
+        whole = -(-batch.context_lens // self.info.block_size) * self.info.block_size
+        return self.real.forward(replace(batch, context_lens=whole.astype(np.int32)))
+
+
 class DecodesOnePositionLate(Wrong):
     def forward(self, batch):
         decodes = per_token(batch, (np.diff(batch.query_starts) == 1) & (batch.context_lens > 1))
@@ -326,6 +334,7 @@ CAUGHT_BY = {
     IgnoresSlotMapping: "test_blocks::test_blocks_may_lie_in_any_order",
     ReadsBlocksAsIfInARow: "test_blocks::test_blocks_may_lie_in_any_order",
     ClaimsMoreBlocksThanItHas: "test_blocks::test_all_blocks_can_be_used",
+    ReadsToTheEndOfItsBlocks: "test_blocks::test_a_block_can_be_taken_by_another_sequence",
     CopiesNothing: "test_blocks::test_a_copied_block_is_like_its_source",
     CopiesTooFewTokens: "test_blocks::test_a_copied_block_is_like_its_source",
     SharesWhatItShouldCopy: "test_blocks::test_a_copied_block_leads_a_life_of_its_own",

@@ -41,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Find the backend; without one nothing can be tested."""
     config.addinivalue_line("markers", "quick: for a first verdict, within half a minute")
     name, option = config.getoption("--backend"), config.getoption
+    if option("help"):
+        return
     if name is None:
         raise pytest.UsageError("the conformance kit needs --backend NAME: `python -m xinfer plugins` lists them")
     try:
