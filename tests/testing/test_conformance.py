@@ -44,12 +44,13 @@ def test_a_failure_shows_the_batch_what_was_got_and_what_was_expected(kit):
     assert len(text.splitlines()) <= 12
 
 
-def test_without_a_backend_or_with_an_unknown_one_it_says_which_there_are(kit, capfd: pytest.CaptureFixture[str]):
+def test_what_is_misspelt_is_refused_with_what_was_meant(kit, capfd: pytest.CaptureFixture[str]):
     assert kit("eagre").code == pytest.ExitCode.USAGE_ERROR
     assert "did you mean 'eager'" in capfd.readouterr().err
     assert kit("eager", "--backend-key=devise=cpu").code == pytest.ExitCode.USAGE_ERROR
     assert "did you mean 'backend.device'" in capfd.readouterr().err
-    assert kit("eager", "--backend-key=device=npu", "-m", "quick", "-x").code != 0
+    assert kit("eager", "--model-family=lama").code == pytest.ExitCode.USAGE_ERROR
+    assert "did you mean 'llama'" in capfd.readouterr().err
 
 
 def test_a_family_can_be_chosen_and_needs_no_transformers(kit, monkeypatch: pytest.MonkeyPatch):

@@ -10,10 +10,11 @@ import torch
 
 from xinfer import API_VERSION, __version__
 from xinfer.engine.runner import ModelRunner
-from xinfer.errors import XinferError
+from xinfer.errors import XinferError, nearest
 from xinfer.models.families import xinfer_model_families
 from xinfer.testing.conformance.checked import Alone, Checked
 from xinfer.testing.conformance.subject import LONGEST, Models, Subject, configured, judge
+from xinfer.testing.shapes import SHAPES
 from xinfer.testing.stepper import Stepper
 
 _SUBJECT = pytest.StashKey[Subject]()
@@ -45,6 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if name is None:
         raise pytest.UsageError("the conformance kit needs --backend NAME: `python -m xinfer plugins` lists them")
+    for family in option("--model-family"):
+        if family not in SHAPES:
+            raise pytest.UsageError(f"--model-family {family}: there is no tiny model of it{nearest(family, SHAPES)}")
     try:
         found = configured(name, option("--backend-key"), option("--model-dtype"), option("--tolerance"))
     except XinferError as error:
