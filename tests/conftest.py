@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
 from importlib.metadata import EntryPoint
@@ -141,3 +142,51 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         return code, *capfd.readouterr()
 
     return call
+
+
+class Outcomes:
+    """What came of each test of a session within this one, by its name without parameters; of a failure its text.
+
+    Attributes:
+        code: the session's exit code.
+    """
+
+    def __init__(self) -> None:
+        self.code, self.passed, self.skipped, self.failed = None, Counter(), Counter(), {}
+
+    def pytest_runtest_logreport(self, report) -> None:
+        name = report.nodeid.rpartition("::")[2].partition("[")[0]
+        if report.failed:
+            self.failed[name] = str(report.longrepr)
+        elif report.skipped:
+            self.skipped[name] += 1
+        elif report.when == "call":
+            self.passed[name] += 1
+
+
+@pytest.fixture
+def conformance_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Install a plugin with these backends; returns what runs the kit on one, or one of its tests, in this process."""
+
+    def install(backends: list[Backend]) -> Callable[..., Outcomes]:
+        module = types.ModuleType("backends")
+        module.xinfer_backends = hookimpl(lambda: backends)
+        module.xinfer_backends.__name__ = "xinfer_backends"
+        entry = types.SimpleNamespace(name="tested", dist=None, load=lambda: module)
+        monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
+        monkeypatch.delenv("XINFER_PLUGINS", raising=False)
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        (tmp_path / "pytest.ini").write_text("[pytest]\n")
+        return run
+
+    def run(backend: str, *words: str, tests: str = "") -> Outcomes:
+        file, _, name = tests.partition("::")
+        chosen = f"xinfer.testing.conformance.{file}::{name}".removesuffix("::") if tests else "xinfer.testing"
+        own = ["-p", "xinfer_pytest", "-q", "-c", str(tmp_path / "pytest.ini"), f"--basetemp={tmp_path / 'kit'}"]
+        for plugin in ("cacheprovider", "unraisableexception"):  # the latter collects garbage for 0.4 s
+            own += ["-p", f"no:{plugin}"]
+        outcomes = Outcomes()
+        outcomes.code = pytest.main([*own, "--pyargs", chosen, "--backend", backend, *words], plugins=[outcomes])
+        return outcomes
+
+    return install

@@ -187,4 +187,6 @@ def test_a_wheel_has_what_is_no_code(tmp_path: Path):
     (wheel,) = tmp_path.glob("xinfer-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"xinfer/models/quantize/sample.txt", "xinfer/records/page.css", "xinfer/conf/config.yaml"} <= names
+    assert "xinfer_pytest.py" in names
+    assert "xinfer/tasks/scaffold/template/backend.py.j2" in names
     assert not [name for name in names if name.startswith("tests/")]

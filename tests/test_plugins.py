@@ -2,7 +2,7 @@
 
 import logging
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from xinfer import hookspecs, plugins
-from xinfer.backends import Backend
+from xinfer.backends import API_VERSION, Backend
 from xinfer.composing import config_folder, register
 from xinfer.config import Config, ModelConfig
 from xinfer.engine.engine import Engine
@@ -102,6 +102,23 @@ def test_two_plugins_with_one_name_are_an_error(install):
     install(a=module(xinfer_backends=lambda: [backend("same")]), b=module(xinfer_backends=lambda: [backend("same")]))
     with pytest.raises(PluginError, match="'same'"):
         load_plugins()
+
+
+@pytest.mark.parametrize(
+    ("written_for", "taken"), [(None, True), (API_VERSION, True), (API_VERSION + 1, False), (0, False)]
+)
+def test_a_backend_of_another_contract_is_refused_by_name_and_its_neighbour_is_not(install, written_for, taken):
+    other = replace(backend("other"), api_version=written_for)
+    install(other=module(xinfer_backends=lambda: [other, backend("mine")]))
+    loaded = load_plugins()
+    assert loaded.backend("mine").name == "mine"
+    if taken:
+        assert loaded.backend("other") is other
+    else:
+        with pytest.raises(
+            PluginError, match=rf"'other' was written for version {written_for} .* has version {API_VERSION}"
+        ):
+            loaded.backend("other")
 
 
 def test_an_unknown_backend_lists_those_there_are(install):

@@ -41,9 +41,8 @@ def bigram(xinfer, installed: Path, tmp_path: Path):
     (tmp_path / "corpus.txt").write_text(CORPUS)
 
     def run(*words: str):
-        return xinfer(
-            "backend=bigram", "backend.corpus=corpus.txt", *words, PYTHONPATH=str(installed), XINFER_CACHE="cache"
-        )
+        path = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
+        return xinfer("backend=bigram", "backend.corpus=corpus.txt", *words, PYTHONPATH=path, XINFER_CACHE="cache")
 
     return run
 
@@ -114,6 +113,13 @@ def test_its_own_tests_pass(installed: Path):
     path = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ | {"PYTHONPATH": path})
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_it_keeps_the_contract(bigram):
+    done = bigram("plugins", "check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "backend bigram computes no checkpoint" in done.stdout
 
 
 def test_it_is_short():

@@ -1,6 +1,7 @@
 """xinfer: one generation core, many backends, nothing left to chance."""
 
 __all__ = [
+    "API_VERSION",
     "LLM",
     "AsyncEngine",
     "Backend",
@@ -25,7 +26,7 @@ __version__ = "0.1.0"
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from xinfer.backends import Backend, BackendContext
+from xinfer.backends import API_VERSION, Backend, BackendContext
 from xinfer.engine.engine import Engine
 from xinfer.engine.outputs import RequestOutput
 from xinfer.engine.runner import ModelRunner, RunnerInfo

@@ -24,6 +24,7 @@ from xinfer.task_configs import (
     AuditConfig,
     DiffConfig,
     ExportConfig,
+    PluginsConfig,
     ReplayConfig,
     RunsConfig,
     SweepConfig,
@@ -194,6 +195,7 @@ class Config:
     audit: AuditConfig = field(default_factory=AuditConfig)
     runs: RunsConfig = field(default_factory=RunsConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    plugins: PluginsConfig = field(default_factory=PluginsConfig)
     chat: bool = True
     json_stats: str | None = None
     bench_only: bool = False

@@ -71,6 +71,7 @@ WORDS = {  # of tasks that take words: the keys that they stand for, in order
     "inspect": ("model.reference",),
     "replay": ("run",),
     "why": ("run",),
+    "plugins": ("plugins.action", "plugins.name"),
 }
 WORDS_OF_ANY_NUMBER = {"runs": "runs.words"}  # of tasks that also take words with = in them: the key of the list
 _BY_NAME = {flag.name: flag for flag in FLAGS}

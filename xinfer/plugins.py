@@ -13,7 +13,7 @@ from typing import Any
 import pluggy
 
 from xinfer import hookspecs
-from xinfer.backends import Backend
+from xinfer.backends import API_VERSION, Backend
 from xinfer.engine.engine import Observers
 from xinfer.engine.logits import LogitsProcessor
 from xinfer.engine.runner import RunnerInfo
@@ -55,13 +55,19 @@ class Plugins:
     configs: list[tuple[str, str, type]] = field(default_factory=list)
 
     def backend(self, name: str) -> Backend:
-        """Return a backend by name; for one that failed to load the error says why."""
+        """Return a backend by name; for one that failed to load, or is of another contract, the error says why."""
         if name in self.failed:
             raise PluginError(f"backend={name!r}: its plugin could not be loaded: {self.failed[name]}")
         if name not in self.backends:
             choices = ", ".join(self.backends)
             raise PluginError(f"backend={name!r} is unknown{nearest(name, self.backends)} (there are: {choices})")
-        return self.backends[name]
+        backend = self.backends[name]
+        if backend.api_version not in (None, API_VERSION):
+            raise PluginError(
+                f"backend={name!r} was written for version {backend.api_version} of the contract with backends, this "
+                f"xinfer has version {API_VERSION}: install a version of its package, or of xinfer, that fits the other"
+            )
+        return backend
 
     def observers(self) -> Observers:
         """Return the plugins' listeners, each of which is switched off when it first raises."""

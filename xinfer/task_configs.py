@@ -4,6 +4,7 @@ __all__ = [
     "AuditConfig",
     "DiffConfig",
     "ExportConfig",
+    "PluginsConfig",
     "ReplayConfig",
     "RunsConfig",
     "SweepConfig",
@@ -123,3 +124,16 @@ class SweepConfig:
     """
 
     objective: str | None = None
+
+
+@dataclass
+class PluginsConfig:
+    """What the task `plugins` does.
+
+    Attributes:
+        action: null lists plugins, `new` writes a package with a backend, `check` tests one against the contract.
+        name: the backend's; `check` takes the configured one if it is null.
+    """
+
+    action: str | None = None
+    name: str | None = None

@@ -156,23 +156,5 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def in_company(runner: Stepper, case: Case) -> list[tuple[Tokens, Tensor]]:
-    """Sequences of several lengths join at different times, are cut at random and decode between others' chunks.
-
-    Returns each with the logits at all positions that it came to.
-    """
-    rng = np.random.default_rng(2)
-    sequences = [runner.start(case.prompt(length, seed=length)) for length in (1, 3, 17, 40, PROMPT)]
-    rows: list[list[Tensor]] = [[] for _ in sequences]
-    for _ in range(24):
-        chosen = [i for i in rng.permutation(len(sequences)) if rng.random() < 0.7]
-        if not chosen:
-            continue
-        counts = []
-        for i in chosen:
-            missing = len(sequences[i].token_ids) - sequences[i].num_computed
-            counts.append(int(rng.integers(1, missing + 1)))
-        for i, logits in zip(chosen, runner.step([sequences[i] for i in chosen], counts), strict=True):
-            rows[i].append(logits)
-            if sequences[i].num_computed == len(sequences[i].token_ids):
-                sequences[i].token_ids.append(int(logits[-1].argmax()))
-    return [(sequence, torch.cat(parts)) for sequence, parts in zip(sequences, rows, strict=True)]
+    """Return sequences of several lengths that share steps, and the logits at all positions that they came to."""
+    return runner.in_company([case.prompt(length, seed=length) for length in (1, 3, 17, 40, PROMPT)])

@@ -1,6 +1,6 @@
 """What a backend offers to xinfer. Each one lies in a folder of its own and imports what is heavy inside `create`."""
 
-__all__ = ["Backend", "BackendContext"]
+__all__ = ["API_VERSION", "Backend", "BackendContext"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +11,10 @@ from xinfer.engine.runner import ModelRunner
 from xinfer.engine.types import Limits
 from xinfer.models.model import Model
 from xinfer.models.spec import DecoderSpec
+
+# Of the contract between xinfer and its backends: `Backend`, `BackendContext`, `ModelRunner`, `RunnerInfo`, `Batch`. It
+# rises when a backend that was right would no longer be; what is only added leaves it as it is.
+API_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Backend:
         splits: whether several processes can compute a model together. `torchrun` starts them all alike; in all but the
             first `create` does not return: it does what the first one's runner does, and leaves the program with that.
         streams: whether it can have fewer layers in memory than there are, as `Model.stream_layers` says.
+        api_version: the `API_VERSION` that it was written for; one of another version is refused by name. None does not
+            say, and is taken for the present one.
     """
 
     name: str
@@ -62,6 +68,7 @@ class Backend:
     quantizes: bool = False
     streams: bool = False
     splits: bool = False
+    api_version: int | None = None
 
     def refusal(self, spec: DecoderSpec, config: Any) -> str | None:
         """Return in one line why this backend can't run a model, or None where it can; see `supports`."""

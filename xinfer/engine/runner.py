@@ -73,7 +73,8 @@ class ModelRunner(ABC):
     def forward(self, batch: Batch) -> torch.Tensor:
         """Compute the batch's new tokens, keep their keys and values, and return float32 logits [K, vocab_size].
 
-        Row k belongs to token `batch.sample_at[k]`. May return before the device has finished.
+        Row k belongs to token `batch.sample_at[k]`; there may be none. The tensor is the caller's, so later calls leave
+        it as it is; the batch's arrays are the engine's. May return before the device has finished.
         """
 
     def copy(self, source: int, target: int, tokens: int) -> None:  # noqa: B027

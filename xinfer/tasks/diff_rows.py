@@ -21,7 +21,7 @@ from xinfer.tasks.verdict import sequence_at
 _TOP = 5
 _LAYER_TOKENS = 256  # of the first text, by which layers are compared
 # By how much of its size a layer's output may be off where nothing is wrong, by the coarser side's precision.
-_ROUNDING = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15, "int8": 0.3, "int4": 1.0}
+_ROUNDING = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15, "int8": 0.15, "int4": 0.5}
 
 Top = tuple[tuple[int, float], ...]
 
