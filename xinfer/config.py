@@ -20,7 +20,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from xinfer.task_configs import ExportConfig
+from xinfer.task_configs import BenchConfig, ExportConfig
 
 
 @dataclass
@@ -178,6 +178,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     chat: bool = True
     json_stats: str | None = None

@@ -56,6 +56,8 @@ FLAGS = (
     ),
     Flag("--json", "of inspect: one JSON object instead of the page", "json", "true"),
     Flag("--bench-only", "print the figures, not the text", "bench_only", "true"),
+    Flag("--bench", "of bench: measure each test so many times", "bench.repeats"),
+    Flag("--against", "of bench: another backend, measured in turns", "bench.against"),
     Flag("--stream-layers", "have only N layers in memory at once", "model.stream_layers"),
     Flag("--no-stream", "have all layers in memory", "model.stream_layers", "null"),
 )
