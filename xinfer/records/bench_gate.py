@@ -92,9 +92,15 @@ def _samples(repeats: Sequence[Repeat], latency: str) -> list[list[float]]:
 
 
 def judge(
-    new: Side, old: Side, *, paired: bool, max_regression: float, floor_ms: float, reason: str | None = None
+    new: Side,
+    old: Side,
+    *,
+    paired: bool,
+    max_regression: float | None,
+    floor_ms: float = 0.0,
+    reason: str | None = None,
 ) -> Gate:
-    """Compare all that both sides measured.
+    """Compare all that both sides measured; without `max_regression` nothing fails, and it is only told.
 
     A statistic fails as a `regression` only if its whole interval lies above 1 + `max_regression`, and if it is worse
     by `floor_ms` at least. If the estimate lies there and the interval does not, or there are too few repeats, it is
@@ -105,10 +111,11 @@ def judge(
     for measured in new.measured:
         latency = _latency(measured.shape)
         for found in compare(measured, before[measured.shape, measured.batch], paired=paired):
-            fails = found.statistic in _FAILS[latency]
-            verdict = _verdict(found, 1 + max_regression, floor_ms) if fails else "told"
+            told = max_regression is None or found.statistic not in _FAILS[latency]
+            verdict = "told" if told else _verdict(found, 1 + (max_regression or 0.0), floor_ms)
             comparisons.append(Comparison(measured.name, latency, found, verdict))
-    return Gate(tuple(comparisons), memory_growth(new, old), reason)
+    grown = {} if max_regression is None else memory_growth(new, old)
+    return Gate(tuple(comparisons), grown, reason)
 
 
 def _verdict(found: Ratio, limit: float, floor_ms: float) -> str:

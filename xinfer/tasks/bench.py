@@ -92,9 +92,14 @@ def _check_comparable(what: str, found: list[str]) -> None:
 
 
 def _judged(new: Side, old: Side, config: Config) -> Gate:
-    bench, paired = config.bench, config.bench.baseline is None
+    bench = config.bench
     return judge(
-        new, old, paired=paired, max_regression=bench.max_regression, floor_ms=bench.floor_ms, reason=bench.reason
+        new,
+        old,
+        paired=bench.baseline is None,
+        max_regression=bench.max_regression if _gates(config) else None,
+        floor_ms=bench.floor_ms,
+        reason=bench.reason,
     )
 
 
