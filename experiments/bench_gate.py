@@ -3,9 +3,10 @@ r"""How often is identical code called slower, and how often is a tenth more tim
     python experiments/bench_gate.py [--tries 40] [--stored 10] [--save FILE.json] [-- OVERRIDE ...]
 
 Each try is one command, `python -m xinfer bench bench.against_checkout=...`, with processes of its own: this checkout
-against itself, once as it is, and once with a plugin on the one side that waits, busily, for a tenth of each step's
-time after the step. The exit code counts: 1 is a regression. `--stored` tries do the same by way of a stored baseline:
-one command writes it, one is held to it, so that what the machine does in between counts as the code's.
+against itself, once as it is, and once with a plugin on the one side that makes each step a tenth more work: after it,
+it turns in a loop for a tenth of the processor's time that the step took. The exit code counts: 1 is a regression.
+`--stored` tries do the same by way of a stored baseline: one command writes it, one is held to it, so that what the
+machine does in between counts as the code's.
 
 The model is a tiny random one whose steps take less than a scheduler's slice of time, so that what else runs on the
 machine delays few of them, and the median hardly. Overrides after `--` measure another (`model=smollm2`).
@@ -25,14 +26,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SHARE = 0.10
 SLOWED = f"""
-from time import perf_counter
+from time import thread_time
 from xinfer import hookimpl
+
+last = thread_time()
 
 @hookimpl
 def xinfer_on_step(step):
-    until = perf_counter() + {SHARE} * step.stats.step_ms / 1e3
-    while perf_counter() < until:
+    global last
+    now = thread_time()
+    until = now + {SHARE} * (now - last)
+    while thread_time() < until:
         pass
+    last = thread_time()
 """
 
 
@@ -58,7 +64,7 @@ def bench(overrides: list[str], *before: Path) -> tuple[int, str]:
 
 def outcome(code: int, text: str) -> dict[str, Any]:
     """Return what a try came to: exit code, and ratio, interval and verdict of each statistic."""
-    found = re.findall(r"ITL (\w+) \S+ / \S+ ms = (\S+) \[(\S+), (\S+)\] of \d+ repeats ?(\w*)", text)
+    found = re.findall(r"ITL (\w+) \S+ and \S+ ms, ratio (\S+) \[(\S+), (\S+)\] of \d+ repeats ?(\w*)", text)
     ratios = {name: [float(ratio), float(low), float(high), verdict] for name, ratio, low, high, verdict in found}
     return {"exit_code": code, "ratios": ratios, "grown": "grew from" in text}
 

@@ -34,7 +34,7 @@ def facts(session: Session) -> dict[str, Any]:
             "threads": threads,
         },
         "model": {
-            "name": Path(config.model.reference.partition("#")[0]).name,
+            "name": Path(config.model.reference.partition("#")[0]).name if session.computes_checkpoint else None,
             "load_format": config.model.load_format,
             "dtype": info.dtype,
             "quantization": config.model.quantization,

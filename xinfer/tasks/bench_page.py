@@ -61,7 +61,7 @@ def _number(value: float | None) -> str:
 def comparison_lines(new: Side, old: Side, gate: Gate) -> list[str]:
     """Return a line for each statistic, and one for all."""
     shares = [{m.name: summary(m)["roofline"] for m in side.measured} for side in (new, old)]
-    lines = [f"{new.label} against {old.label}; times, new / old, with {_confidence(gate)} by cluster bootstrap"]
+    lines = [f"{new.label} against {old.label}; times, medians over repeats, with {_confidence(gate)} of their ratio"]
     for found in gate.comparisons:
         roofs = [share.get(found.name) for share in shares]
         roofline = "" if None in roofs else f", roofline {roofs[0]:.0%} and {roofs[1]:.0%}"
@@ -82,6 +82,6 @@ def _line(found: Comparison) -> str:
     verdict = "" if found.verdict == "told" else f" {found.verdict}"
     name = f"{found.latency.upper()} {ratio.statistic}"
     return (
-        f"{found.name}: {name} {ratio.new:.2f} / {ratio.old:.2f} ms = {ratio.estimate:.3f}{ends}"
+        f"{found.name}: {name} {ratio.new:.2f} and {ratio.old:.2f} ms, ratio {ratio.estimate:.3f}{ends}"
         f" of {ratio.repeats} repeats{verdict}"
     )

@@ -9,7 +9,7 @@ from xinfer.tasks import Job
 
 def run(config: Config, job: Job) -> int:
     """Follow the first process, if its task computes; return the exit code, unless the program ends with its runner."""
-    if config.task == "generate":
+    if config.task in ("bench", "generate"):
         session = Session(config, job.plugins)
         session.check()
         _ = session.runner
