@@ -82,7 +82,7 @@ def stored(overrides: list[str], before: tuple[Path, ...], folder: Path) -> dict
 def tiny(folder: Path) -> list[str]:
     from xinfer.testing.tiny import tiny_config, write_folder
 
-    model = write_folder(folder, tiny_config("llama", num_hidden_layers=6), seed=0)
+    model = write_folder(folder, tiny_config("llama", num_hidden_layers=10), seed=0)
     return ["model=custom", f"model.reference={model}", "backend.threads=1"]
 
 
@@ -108,7 +108,7 @@ def main() -> None:
         study: dict[str, Any] = {
             "study": "experiments/bench_gate.py",
             "started": datetime.now().isoformat(timespec="seconds"),
-            "model": options.overrides or "tiny llama, 6 layers, float32, backend=eager, one thread",
+            "model": options.overrides or "tiny llama, 10 layers, float32, backend=eager, one thread",
             "work": options.work,
             "repeats": options.repeats,
             "planted": SHARE,
