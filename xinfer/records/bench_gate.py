@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from xinfer.records.bench_samples import Measured, Repeat, Side
-from xinfer.records.compare_samples import STATISTICS, Ratio, ratio
+from xinfer.records.compare_samples import Ratio, ratio
 
 FEWEST = 5  # repeats, of which the interval is as sure as it says
 GROWTH = 0.10  # of memory, from which on a reason is asked for
 _MEMORY = ("peak_memory_bytes", "resident_weight_bytes")
+_STATISTICS = ("mean", "p50", "p95")
 # What fails. The mean is told beside it: one stall of the machine moves it, so that it proves nothing.
 _FAILS = {"ttft": ("p50",), "itl": ("p50", "p95")}
 
@@ -78,7 +79,7 @@ def compare(new: Measured, old: Measured, *, paired: bool) -> list[Ratio]:
         here, before = [block for block in here if block], [block for block in before if block]
     if not here or not before:
         return []
-    return [ratio(here, before, statistic, paired=paired) for statistic in STATISTICS]
+    return [ratio(here, before, statistic, paired=paired) for statistic in _STATISTICS]
 
 
 def _latency(shape: str) -> str:

@@ -7,7 +7,7 @@ took turns, the repeats that were measured side by side make one ratio, in which
 repeats the median counts, for one during which something else ran may take any time.
 """
 
-__all__ = ["STATISTICS", "Ratio", "ratio"]
+__all__ = ["Ratio", "ratio"]
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-STATISTICS = ("mean", "p50", "p95")
 RESAMPLES = 10_000
 
 
@@ -64,7 +63,7 @@ def ratio(
     Args:
         new: for each repeat its samples, at least one, all above zero.
         old: likewise.
-        statistic: one of `STATISTICS`.
+        statistic: `mean`, or a percentile such as `p95`.
         paired: whether repeat i of both was measured in turns; they must then be equally many.
         confidence: of the interval.
         resamples: how often repeats are drawn.
@@ -98,7 +97,7 @@ def ratio(
 def _value(samples: Sequence[float], statistic: str) -> float:
     if statistic == "mean":
         return float(np.mean(samples))
-    return float(np.percentile(samples, {"p50": 50, "p95": 95}[statistic], method="linear"))
+    return float(np.percentile(samples, float(statistic.removeprefix("p")), method="linear"))
 
 
 def _medians(values: Floats, resamples: int, rng: np.random.Generator) -> Floats:
