@@ -91,3 +91,9 @@ def test_the_same_samples_give_the_same_interval_and_one_repeat_gives_none():
     assert ratio(new, old, "p95", paired=False) == ratio(new, old, "p95", paired=False)
     alone = ratio([[2.0, 4.0]], [[1.0]], "mean", paired=True)
     assert (pytest.approx(3.0), None, None, 1) == (alone.estimate, alone.low, alone.high, alone.repeats)
+
+
+def test_tokens_that_come_in_no_time_can_be_compared():
+    found = ratio([[0.0, 0.0, 9.0]] * 5, [[0.0, 0.0, 6.0]] * 5, "p50", paired=True)
+    assert (found.estimate, found.low, found.high) == (1.0, 1.0, 1.0)
+    assert ratio([[0.0, 9.0]] * 5, [[0.0, 6.0]] * 5, "mean", paired=True).estimate == pytest.approx(1.5)

@@ -8,12 +8,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from xinfer.cli import run
 from xinfer.engine.engine import Engine
 from xinfer.records.bench_samples import read_sides
 from xinfer.tasks import bench_run
+from xinfer.tasks.bench_sides import take_turns
+from xinfer.tasks.bench_work import Work
+from xinfer.testing.fake import FakeRunner
 from xinfer.testing.timed import TimedRunner, VirtualClock
 
 FAKE = ("backend=fake", "bench.repeats=5")
@@ -137,8 +141,6 @@ def test_sides_take_turns_and_the_ratio_is_told_in_one_line(bench, timed, tmp_pa
 
 def test_two_sides_alternate_so_that_drift_hits_both():
     order: list[str] = []
-    from xinfer.tasks.bench_sides import take_turns
-    from xinfer.tasks.bench_work import Work
 
     def sides(name: str):
         return lambda work: order.append(name)
@@ -277,3 +279,22 @@ def test_what_a_token_brings_to_the_host_is_told_where_there_is_another_device(
         resources.append(read_sides(tmp_path / f"{device}.json")[0].resources)
     assert [found["read_back_bytes_per_token"] for found in resources] == [None, 260 * 4]
     assert resources[1]["energy_source"].startswith("none: NVML does not tell")
+
+
+def test_each_side_has_the_number_of_threads_that_it_wants(bench, fake_backend):
+    seen: list[int] = []
+
+    class Many(FakeRunner):
+        def forward(self, batch):
+            torch.set_num_threads(3)
+            return super().forward(batch)
+
+    class Usual(FakeRunner):
+        def forward(self, batch):
+            seen.append(torch.get_num_threads())
+            return super().forward(batch)
+
+    kinds = iter((Many, Usual))
+    fake_backend(lambda: next(kinds)())
+    assert bench(*FAKE, "bench.tests=tg2", "--against", "fake", "record=none")[0] == 0
+    assert set(seen) == {1}

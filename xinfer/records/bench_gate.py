@@ -38,11 +38,13 @@ class Gate:
     """What the comparison came to.
 
     Attributes:
+        missing: lines of which there is nothing to compare, for on one side all requests failed.
         grown: by name, new and old bytes of what takes more than a tenth more memory than before.
         reason: that was given for it.
     """
 
     comparisons: tuple[Comparison, ...]
+    missing: tuple[str, ...]
     grown: Mapping[str, tuple[int, int]]
     reason: str | None
 
@@ -54,7 +56,7 @@ class Gate:
             return "regression"
         if self.grown and not self.reason:
             return "memory"
-        return "inconclusive" if "inconclusive" in verdicts else "pass"
+        return "inconclusive" if "inconclusive" in verdicts or self.missing else "pass"
 
     @property
     def failed(self) -> bool:
@@ -109,14 +111,17 @@ def judge(
     """
     before = {(m.shape, m.batch): m for m in old.measured}
     comparisons: list[Comparison] = []
+    missing: list[str] = []
     for measured in new.measured:
         latency = _latency(measured.shape)
-        for found in compare(measured, before[measured.shape, measured.batch], paired=paired):
+        ratios = compare(measured, before[measured.shape, measured.batch], paired=paired)
+        missing += [] if ratios else [measured.name]
+        for found in ratios:
             told = max_regression is None or found.statistic not in _FAILS[latency]
             verdict = "told" if told else _verdict(found, 1 + (max_regression or 0.0), floor_ms)
             comparisons.append(Comparison(measured.name, latency, found, verdict))
     grown = {} if max_regression is None else memory_growth(new, old)
-    return Gate(tuple(comparisons), grown, reason)
+    return Gate(tuple(comparisons), tuple(missing), grown, reason)
 
 
 def _verdict(found: Ratio, limit: float, floor_ms: float) -> str:

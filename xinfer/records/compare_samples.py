@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 RESAMPLES = 10_000
+_LEAST = 1e-6  # milliseconds: of tokens that were guessed together, all but one take none
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def ratio(
     everywhere.
 
     Args:
-        new: for each repeat its samples, at least one, all above zero.
+        new: for each repeat its samples in milliseconds, at least one.
         old: likewise.
         statistic: `mean`, or a percentile such as `p95`.
         paired: whether repeat i of both was measured in turns; they must then be equally many.
@@ -71,7 +72,7 @@ def ratio(
     """
     assert min(len(new), len(old)) > 0
     assert not paired or len(new) == len(old)
-    here, before = (np.log([_value(samples, statistic) for samples in side]) for side in (new, old))
+    here, before = (np.log([max(_value(one, statistic), _LEAST) for one in side]) for side in (new, old))
     rng, few = np.random.default_rng(seed), min(len(new), len(old))
     if paired:
         estimate, drawn = np.median(here - before), _medians(here - before, resamples, rng)

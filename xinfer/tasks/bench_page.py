@@ -59,13 +59,14 @@ def _number(value: float | None) -> str:
 
 
 def comparison_lines(new: Side, old: Side, gate: Gate) -> list[str]:
-    """Return a line for each statistic, and one for all."""
+    """Return a line for what is compared, one for each statistic, and one for memory that grew."""
     shares = [{m.name: summary(m)["roofline"] for m in side.measured} for side in (new, old)]
     lines = [f"{new.label} against {old.label}; times, medians over repeats, with {_confidence(gate)} of their ratio"]
     for found in gate.comparisons:
         roofs = [share.get(found.name) for share in shares]
         roofline = "" if None in roofs else f", roofline {roofs[0]:.0%} and {roofs[1]:.0%}"
         lines.append(f"{_line(found)}{roofline}")
+    lines += [f"{name}: nothing to compare, all requests of one side failed: inconclusive" for name in gate.missing]
     for name, (now, before) in gate.grown.items():
         why = f"because: {gate.reason}" if gate.reason else 'say why with bench.reason="..."'
         lines.append(f"{name} grew from {gibibytes(before)} to {gibibytes(now)}, more than a tenth: {why}")

@@ -67,13 +67,10 @@ def _versions(config: Config, job: Job) -> list[Measurer]:
         if not (checkout / "xinfer" / "__init__.py").is_file():
             raise ConfigError(f"bench.against_checkout={bench.against_checkout!r} holds no xinfer/: name a checkout")
     kept = [word for word in job.overrides if word.partition("=")[0] not in (*_OWN, *_OTHERS)]
-    python = bench.against_python or sys.executable
-    return [
-        BenchProcess("this version", sys.executable, path_of_this(), kept),
-        BenchProcess(
-            "the other version", python, None if checkout is None else str(checkout), [*kept, *bench.against_overrides]
-        ),
-    ]
+    python = sys.executable if bench.against_python is None else str(Path(bench.against_python).expanduser())
+    path = None if checkout is None else str(checkout)
+    other = BenchProcess("the other version", python, path, [*kept, *bench.against_overrides])
+    return [BenchProcess("this version", sys.executable, path_of_this(), kept), other]
 
 
 def _one_process(key: str) -> None:
