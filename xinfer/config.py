@@ -22,6 +22,7 @@ from omegaconf import MISSING
 
 from xinfer.task_configs import (
     AuditConfig,
+    BenchConfig,
     DiffConfig,
     ExportConfig,
     PluginsConfig,
@@ -188,6 +189,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     why: WhyConfig = field(default_factory=WhyConfig)

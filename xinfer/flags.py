@@ -57,6 +57,8 @@ FLAGS = (
     Flag("--json", "of inspect and runs: JSON instead of the page", "json", "true"),
     Flag("--bench-only", "print the figures, not the text", "bench_only", "true"),
     Flag("--resume", "a sweep's folder: run what of the same sweep is not completed there", "hydra.sweep.dir"),
+    Flag("--bench", "of bench: measure each test so many times", "bench.repeats"),
+    Flag("--against", "of bench: another backend, measured in turns", "bench.against"),
     Flag("--stream-layers", "have only N layers in memory at once", "model.stream_layers"),
     Flag("--request", "of replay and why: this request of the run", "request"),
     Flag("--sample", "of replay and why: this sample of it", "sample"),

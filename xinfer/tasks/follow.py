@@ -13,7 +13,7 @@ def run(config: Config, job: Job) -> int:
     """Follow the first process, if its task computes; return the exit code, unless the program ends with its runner."""
     if config.task == "replay":
         config, _ = configuration_of(read_run(find_run(config.run)), job.overrides, job.plugins)
-    if config.task in ("generate", "replay"):
+    if config.task in ("bench", "generate", "replay"):
         session = Session(config, job.plugins)
         session.check()
         _ = session.runner

@@ -2,12 +2,10 @@
 
 __all__ = ["Generation", "run"]
 
-import json
 import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -19,14 +17,13 @@ from xinfer.engine.random import fresh_seed
 from xinfer.engine.sampler import effective
 from xinfer.engine.stats import summarize
 from xinfer.engine.types import FinishReason, SamplingParams
-from xinfer.errors import XinferError
 from xinfer.inputs import Prompt
 from xinfer.records import RunRecord
 from xinfer.records.provenance import Provenance
 from xinfer.session import Session
 from xinfer.tasks import Job
 from xinfer.tasks.console import Progress, TextWriter, show_summary
-from xinfer.tasks.recording import recording, replay_command
+from xinfer.tasks.recording import recording, replay_command, write_json_stats
 from xinfer.tasks.roofline import Roofline
 from xinfer.tasks.streaming import Streaming
 
@@ -55,7 +52,7 @@ def run(config: Config, job: Job) -> int:
             figures |= generation.figures()
     session.close()
     if config.json_stats is not None:
-        _write_json_stats(config.json_stats, figures)
+        write_json_stats(config.json_stats, figures)
     show_summary(figures, replay_command(job, record, seed), record.folder)
     failed = [o for o in generation.outputs if o.finish_reason is FinishReason.ERROR]
     for output in failed:
@@ -177,14 +174,3 @@ _ENDINGS = {
 def _effective(params: SamplingParams) -> dict[str, Any]:
     values = {k: v for k, v in asdict(params).items() if k not in ("seed", "stop", "bad_words")}
     return values | {"summary": effective(params)}
-
-
-def _write_json_stats(target: str, figures: dict[str, Any]) -> None:
-    line = json.dumps(figures, default=str)
-    if target == "-":
-        print(line, file=sys.stderr)
-        return
-    try:
-        Path(target).expanduser().write_text(line + "\n", "utf-8")
-    except OSError as error:
-        raise XinferError(f"json_stats={target!r}: can't be written ({error.strerror})") from error

@@ -1,7 +1,8 @@
 """A task's run around its work: what is written when it begins, and however it ends; and how to run it again."""
 
-__all__ = ["recorded_command", "recording", "replay_command"]
+__all__ = ["recorded_command", "recording", "replay_command", "write_json_stats"]
 
+import json
 import logging
 import shlex
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from xinfer import hardware
-from xinfer.errors import UsageError
+from xinfer.errors import UsageError, XinferError
 from xinfer.logs import log_to_file
 from xinfer.processes import count
 from xinfer.records import RunRecord, redacted, write_report
@@ -115,3 +116,15 @@ def _again(program: Sequence[str], overrides: Sequence[str], seed: int, folder: 
     shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     kept = [word for word in overrides if word.partition("=")[0] not in ("sampling.seed", "task", "chat")]
     return shlex.join([*program, *redacted(kept), f"sampling.seed={seed}", "--requests", str(shown / "requests.jsonl")])
+
+
+def write_json_stats(target: str, figures: dict[str, Any]) -> None:
+    """Write a run's figures as one line of JSON, to standard error for `-`, else to a file."""
+    line = json.dumps(figures, default=str)
+    if target == "-":
+        print(line, file=sys.stderr)
+        return
+    try:
+        Path(target).expanduser().write_text(line + "\n", "utf-8")
+    except OSError as error:
+        raise XinferError(f"json_stats={target!r}: can't be written ({error.strerror})") from error
