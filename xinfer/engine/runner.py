@@ -28,6 +28,7 @@ class RunnerInfo:
         hash_size: grain, in tokens, at which prefixes can be reused.
         kv_tokens: tokens that the memory behind the blocks holds.
         device, dtype: where and in which precision it computes.
+        threads: with which it computes on a CPU; 0 where it does not say.
         resident_weight_bytes: weights held in the device's memory.
         kv_cache_bytes: memory of the KV cache.
         step_read_bytes: bytes of weights that a decode step must read; 0 where it has no meaning.
@@ -49,6 +50,7 @@ class RunnerInfo:
     kv_tokens: int = 0
     device: str = "cpu"
     dtype: str = "float32"
+    threads: int = 0
     resident_weight_bytes: int = 0
     kv_cache_bytes: int = 0
     step_read_bytes: int = 0

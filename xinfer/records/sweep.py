@@ -18,7 +18,15 @@ from xinfer.records.summary import RunSummary, read_object, summary
 
 EARLIER = "earlier"  # the folder within a sweep's where runs are kept that a rerun has replaced
 QUALITY = ("kl", "perplexity")  # figures that tell how good an answer is, less being better
-_FIGURES = ("tok_s", "output_tok_s", "ttft_ms", "generated_tokens", "peak_memory_bytes", "resident_weight_bytes")
+_FIGURES = (
+    "tok_s",
+    "output_tok_s",
+    "prefill_tok_s",
+    "ttft_ms",
+    "generated_tokens",
+    "peak_memory_bytes",
+    "resident_weight_bytes",
+)
 _STATUS = {0: "completed", 1: "check failed", 2: "refused", 130: "interrupted", None: "not finished"}
 
 

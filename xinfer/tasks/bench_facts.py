@@ -22,7 +22,6 @@ def facts(session: Session) -> dict[str, Any]:
     config, info, machine = session.config, session.runner.info, hardware.describe()
     backend = {name: value for name, value in vars(config.backend).items() if name not in ("name", "threads")}
     hashes = {name: compute() for name, compute in session.hashes().items() if name in ("weights", "spec", "adapter")}
-    threads = getattr(config.backend, "threads", None) or machine.threads
     parts: dict[str, dict[str, Any]] = {
         "hardware": {
             "cpu": machine.cpu,
@@ -31,7 +30,7 @@ def facts(session: Session) -> dict[str, Any]:
             "memory_gib": round(machine.memory / 2**30),
             "gpus": [asdict(gpu) for gpu in machine.gpus],
             "device": info.device,
-            "threads": threads,
+            "threads": info.threads or None,
         },
         "model": {
             "name": Path(config.model.reference.partition("#")[0]).name if session.computes_checkpoint else None,

@@ -33,7 +33,7 @@ def _rows(side: Side) -> list[list[str]]:
         rows.append(
             [
                 *(str(hardware), str(facts["model.name"]), str(facts["backend.name"]), str(dtype)),
-                *(str(facts["hardware.threads"]), measured.shape, str(measured.batch), _rate(figures)),
+                *(str(facts["hardware.threads"] or "-"), measured.shape, str(measured.batch), _rate(figures)),
                 *(_number(figures[name]) for name in ("median_ttft_ms", "mean_tpot_ms", "median_itl_ms")),
                 *(_number(figures[name]) for name in ("p95_itl_ms", "p99_itl_ms")),
                 "-" if figures["roofline"] is None else f"{figures['roofline']:.0%}",

@@ -41,7 +41,7 @@ class Native:
         batch: tokens that one call may bring at most.
 
     Attributes:
-        vocab_size: width of a row of logits.
+        vocab_size, threads: width of a row of logits; with how many threads it computes.
         weight_bytes: as the file has them.
         window: tokens that layers with a window attend to, 0 where llama.cpp knows of none.
         description: what llama.cpp calls the model.
@@ -65,6 +65,7 @@ class Native:
         self._memory = llama_cpp.llama_get_memory(self._context)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self.weight_bytes: int = llama_cpp.llama_model_size(self._model)
+        self.threads: int = llama_cpp.llama_n_threads(self._context)
         self.window: int = llama_cpp.llama_model_n_swa(self._model)
         llama_cpp.llama_model_desc(self._model, text := ctypes.create_string_buffer(256), 256)
         self.description = text.value.decode(errors="replace")
@@ -96,8 +97,7 @@ class Native:
         if not len(outputs):
             return np.empty((0, self.vocab_size), np.float32)
         logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._context), (len(outputs), self.vocab_size))
-        copied: NDArray[np.float32] = logits[np.searchsorted(outputs, sample_at)]
-        return copied
+        return logits[np.searchsorted(outputs, sample_at)]
 
     def cut(self, row: int, tokens: int) -> None:
         """Forget what a row holds beyond its first tokens."""

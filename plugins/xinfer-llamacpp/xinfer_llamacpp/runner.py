@@ -34,16 +34,16 @@ class LlamaCppRunner(ModelRunner):
                 f"model: take engine.max_model_len={min(windows)} at most, or backend=eager"
             )
         self._filled = np.zeros(rows, np.int64)
-        weights = self._native.weight_bytes
         self.info = RunnerInfo(
             vocab_size=self._native.vocab_size,
             max_model_len=longest,
             block_size=longest,
             num_blocks=rows,
             kv_tokens=tokens,
-            resident_weight_bytes=weights,
+            threads=self._native.threads,
+            resident_weight_bytes=self._native.weight_bytes,
             kv_cache_bytes=tokens * token_bytes,
-            step_read_bytes=weights * spec.step_read_parameters // spec.parameters,
+            step_read_bytes=self._native.weight_bytes * spec.step_read_parameters // spec.parameters,
             kv_token_bytes=token_bytes,
             notes=(f"llama.cpp, {self._native.description}", f"the KV cache is {config.kv_dtype}"),
             capabilities=frozenset({"copy", "free"}),

@@ -48,6 +48,7 @@ class TransformersRunner(ModelRunner):
             kv_tokens=tokens,
             device=str(self._device),
             dtype=str(dtype).removeprefix("torch."),
+            threads=torch.get_num_threads() if self._device.type == "cpu" else 0,
             resident_weight_bytes=sum(p.numel() * p.element_size() for p in self._model.parameters()),
             kv_cache_bytes=tokens * token_bytes,
             step_read_bytes=spec.step_read_parameters * dtype.itemsize,
@@ -108,5 +109,4 @@ class TransformersRunner(ModelRunner):
 
     def close(self) -> None:
         """Give back the memory."""
-        self._rows = Rows()
-        del self._model
+        del self._model, self._rows

@@ -81,6 +81,7 @@ def build(context: BackendContext, providers: Providers) -> Built:
             kv_tokens=tokens,
             device="cpu",
             dtype=form.dtype,
+            threads=_threads(context),
             resident_weight_bytes=resident,
             kv_cache_bytes=tokens * token_bytes,
             step_read_bytes=spec.step_read(partial(_stored_bytes, form.scheme)),
@@ -95,7 +96,7 @@ def opened(context: BackendContext, form: Form, providers: Providers) -> tuple[o
     """Return a graph with the model's weights in it, and how many bytes these are."""
     started = perf_counter()
     path, recipes = graph_for(context.model.spec, form)
-    threads = context.config.threads or cores()
+    threads = _threads(context)
     opens = partial(open_session, providers=providers, threads=threads)
     own = {name: each for name, each in recipes.items() if not is_scale(each)}
     weights = dict(made(context.model, own, form, threads))
@@ -112,6 +113,10 @@ def opened(context: BackendContext, form: Form, providers: Providers) -> tuple[o
         "session ready", extra={"weights_s": read - started, "session_s": perf_counter() - read, "bytes": resident}
     )
     return session, resident
+
+
+def _threads(context: BackendContext) -> int:
+    return context.config.threads or cores()
 
 
 def _stored_bytes(scheme: Scheme | None, name: str, shape: tuple[int, ...]) -> int:

@@ -78,6 +78,7 @@ class TorchRunner(ModelRunner):
             num_blocks=blocks,
             device=str(self.device),
             dtype=str(self.dtype).removeprefix("torch."),
+            threads=torch.get_num_threads() if self.device.type == "cpu" else 0,
             resident_weight_bytes=loaded.resident_bytes,
             kv_cache_bytes=sum(p.numel() * p.element_size() for p in self.pools),
             step_read_bytes=loaded.step_read_bytes,
