@@ -69,18 +69,7 @@ def _check(config: Config, job: Job) -> int:
         raise ConfigError(
             f"backend.{keys[0]} is a key of backend={config.backend.name}: give backend={quote(name)} too"
         )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "xinfer_pytest",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "addopts=",
-        "-q",
-        "-rs",
-    ]
-    command += ["--pyargs", "xinfer.testing", "--backend", name, *(f"--backend-key={key}" for key in keys)]
+    options = "-p xinfer_pytest -p no:cacheprovider -o addopts= -q -rs --show-capture=stdout --pyargs xinfer.testing"
+    command = [sys.executable, "-m", "pytest", *options.split(), "--backend", name]
+    command += [f"--backend-key={key}" for key in keys]
     return _EXIT_CODES.get(subprocess.run(command, check=False).returncode, 3)

@@ -1,5 +1,6 @@
 """Compiled steps compute what transformers and eager compute, and are never compiled again."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,16 @@ def test_tokens_and_logits_are_those_of_the_references(
         assert difference(logits, theirs) <= TOLERANCE
     assert not compiled
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+def test_weights_are_given_back_with_the_runner(tmp_path: Path) -> None:
+    """Of several made one after the other, as a program or a sweep may, each would leave a whole model behind."""
+    runner = Case(tmp_path, shape("llama", SHAPES["llama"][0]), write=write_reference, max_len=LONGEST).ours(
+        backend="compile"
+    )
+    runner.greedy([1, 2, 3], [3], 2)
+    weights = list(runner.runner._graphs._weights.values())
+    runner.runner.close()
+    del runner
+    gc.collect()
+    assert {weight._use_count() for weight in weights} == {1}, "somebody besides this test holds a weight"

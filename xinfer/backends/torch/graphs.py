@@ -8,6 +8,7 @@ operators of `kernels`; weights are the decoder's own, not copies.
 
 __all__ = ["Graphs"]
 
+import ctypes
 import hashlib
 import logging
 import tempfile
@@ -44,6 +45,17 @@ def _filled(x: Tensor, dim: int, least: int = _LEAST, value: int | None = None) 
     more[dim] = missing
     rest = x.narrow(dim, -1, 1).repeat(more) if value is None else x.new_full(more, value)
     return torch.cat([x, rest], dim)
+
+
+def _lent(weight: Tensor) -> Tensor:
+    """Return a tensor over the same memory, on the CPU, that does not hold it.
+
+    A graph never lets go of the tensors that it was given (torch 2.13: of a `MaybeOwningAtenTensorHandle` for what is
+    user-managed, nobody deletes the handle), so it would keep the weights of every runner that was closed.
+    """
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+    memory = (ctypes.c_byte * (extent * weight.element_size())).from_address(weight.data_ptr())
+    return torch.frombuffer(memory, dtype=weight.dtype).as_strided(weight.shape, weight.stride())
 
 
 class Graphs:
@@ -84,7 +96,8 @@ class Graphs:
                 self._make(file, single)
         graph = torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
         names = graph.get_constant_fqns()
-        graph.load_constants({name: self._weights[name] for name in names}, check_full_update=True, user_managed=True)
+        lent = {name: _lent(self._weights[name]) for name in names}
+        graph.load_constants(lent, check_full_update=True, user_managed=True)
         return graph.loader.boxed_run
 
     def _make(self, file: Path, single: bool) -> None:
