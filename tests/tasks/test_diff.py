@@ -123,11 +123,14 @@ def test_thresholds_make_it_a_check(say, models):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["eager", "nowhere"], "'nowhere' is neither a backend .* nor a run's folder"),
+        (
+            ["eager", "nowhere"],
+            "'nowhere' is no backend .*, and as a run: nowhere is no run's folder, and part of none",
+        ),
         (["eager", "eager", "b.nonsense=1"], "unknown key 'nonsense'"),
         (["eager", "eager", "diff.max_kl=-1"], "diff.max_kl=-1.0 is out of range"),
         (["eager", "eager", "diff.tokens=1"], "diff.tokens=1 is out of range"),
-        (["eager", "latest"], "there is no run under outputs/ yet"),
+        (["eager", "latest"], "there is no such run under outputs/ yet"),
     ],
 )
 def test_what_can_not_be_compared_is_said(say, models, words: list[str], message: str):

@@ -5,7 +5,7 @@ __all__ = ["RunIndex"]
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -81,6 +81,27 @@ class RunIndex:
             (*bound, *parameters, -1 if limit is None else limit),
         )
         return [self._run(row) for row in rows]
+
+    def find(self, name: str, fits: Callable[[Path], bool] = lambda folder: True) -> Path:
+        """Return the folder that is meant: itself, a part of it that only one run has, or `latest`, of those that fit.
+
+        What is no run's, or several runs', is a `UsageError`.
+        """
+        if Path(name).expanduser().joinpath("run.json").is_file():
+            return Path(name).expanduser()
+        if name == "latest":
+            newest = next((Path(one.folder) for one in self.search() if fits(Path(one.folder))), None)
+            if newest is None:
+                raise UsageError(f"there is no such run under {self._root}/ yet: name a run's folder")
+            return newest
+        found = self.search([f"folder={name}"])
+        exact = [one for one in found if one.folder.endswith(f"/{name.strip('/')}")]
+        if len(exact or found) == 1:
+            return Path((exact or found)[0].folder)
+        if not found:
+            raise UsageError(f"{name} is no run's folder, and part of none: `python -m xinfer runs` lists them")
+        several = ", ".join(one.folder for one in found[:5]) + (", ..." if len(found) > 5 else "")
+        raise UsageError(f"{name} is part of {len(found)} runs' folders ({several}): name more of it")
 
     def damaged(self) -> list[RunSummary]:
         """Return the folders of which something can't be read."""

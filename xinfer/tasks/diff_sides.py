@@ -61,18 +61,22 @@ def side_of(name: str, overrides: Sequence[str], job: Job) -> Side:
     run = None
     if name in job.plugins.backends or name in job.plugins.failed:
         config = varied(job, [f"backend={name}", *overrides])
-    elif name == "latest" or Path(name).expanduser().is_dir():
-        run = read_run(find_run(name))
-        config, _ = configuration_of(run, [*job.overrides, *overrides], job.plugins)
     else:
-        raise UsageError(
-            f"{name!r} is neither a backend (there are: {', '.join(sorted(job.plugins.backends))}) nor a run's folder"
-        )
+        run = read_run(_found(name, job))
+        config, _ = configuration_of(run, [*job.overrides, *overrides], job.plugins)
     session = Session(config, job.plugins)
     session.check()
     if not session.computes_checkpoint:
         raise ConfigError(f"backend {name} computes something of its own: there is nothing to compare it with")
     return Side(" ".join([name, *overrides]), session, run)
+
+
+def _found(name: str, job: Job) -> Path:
+    try:
+        return find_run(name)
+    except UsageError as error:
+        backends = ", ".join(sorted(job.plugins.backends))
+        raise UsageError(f"{name!r} is no backend (there are: {backends}), and as a run: {error}") from None
 
 
 def texts_for(sides: Sequence[Side], config: Config, job: Job) -> list[Text]:

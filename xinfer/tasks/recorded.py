@@ -2,9 +2,7 @@
 
 __all__ = ["RecordedRequest", "configuration_of", "find_run", "requests_of"]
 
-import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from xinfer.engine.types import SamplingParams
 from xinfer.errors import UsageError
 from xinfer.inputs import Prompt
 from xinfer.plugins import Plugins
+from xinfer.records.index import RunIndex
 from xinfer.records.reader import Entry, RecordedRun
 
 _RUNS = Path("outputs")
@@ -58,19 +57,16 @@ class RecordedRequest:
 
 
 def find_run(name: str) -> Path:
-    """Return the folder of a run, for `latest` that of the one under outputs/ which was started last."""
-    if name != "latest":
-        folder = Path(name).expanduser()
-        if not folder.is_dir():
-            raise UsageError(f"{name} is not there: name a run's folder, or latest")
-        return folder
-    started = {}
-    for path in _RUNS.rglob("run.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # one that can't be read is not the one that is meant
-            started[path.parent] = str(json.loads(path.read_text("utf-8"))["started"])
-    if not started:
-        raise UsageError(f"there is no run under {_RUNS}/ yet: name a run's folder")
-    return max(started, key=lambda folder: started[folder])
+    """Return the folder of a run, under outputs/ or elsewhere; see `RunIndex.find`. `latest` is one with requests."""
+    if Path(name).expanduser().joinpath("run.json").is_file():
+        return Path(name).expanduser()
+    with RunIndex(_RUNS) as index:
+        return index.find(name, _had_requests)
+
+
+def _had_requests(folder: Path) -> bool:
+    path = folder / "requests.jsonl"
+    return path.is_file() and path.stat().st_size > 0
 
 
 def requests_of(run: RecordedRun) -> list[RecordedRequest]:

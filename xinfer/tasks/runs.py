@@ -35,7 +35,7 @@ def run(config: Config, job: Job) -> int:
             else:
                 show_list(shown, len(found), root)
             return 0
-        folders = [_find(index, word) for word in words]
+        folders = [index.find(word) for word in words]
     if command == "show":
         for folder in folders:
             _show(folder, config.json)
@@ -61,20 +61,6 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
                 "compare needs two runs or more: runs compare RUN RUN; the first is what others are held to"
             )
     return "list", words
-
-
-def _find(index: RunIndex, name: str) -> Path:
-    """Return the folder that is meant: itself, a part of it that only one run has, or `latest`."""
-    if Path(name).expanduser().joinpath("run.json").is_file():
-        return Path(name).expanduser()
-    found = index.search(limit=1) if name == "latest" else index.search([f"folder={name}"])
-    exact = [one for one in found if one.folder.endswith(f"/{name.strip('/')}")]
-    if len(exact or found) == 1:
-        return Path((exact or found)[0].folder)
-    if not found:
-        raise UsageError(f"{name} is no run's folder, and part of none: `python -m xinfer runs` lists them")
-    several = ", ".join(one.folder for one in found[:5]) + (", ..." if len(found) > 5 else "")
-    raise UsageError(f"{name} is part of {len(found)} runs' folders ({several}): name more of it")
 
 
 def _show(folder: Path, as_json: bool) -> None:
