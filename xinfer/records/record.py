@@ -1,6 +1,6 @@
 """Writing a run's folder as the run goes, so that it can be read whenever and however the run ends."""
 
-__all__ = ["Run", "RunRecord", "redacted"]
+__all__ = ["HIDDEN", "Run", "RunRecord", "redacted"]
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from xinfer.errors import ConfigError
 
 SCHEMA = 1
 _ROTATE = 64 << 20  # bytes of steps.jsonl, after which it becomes steps.1.jsonl and a new one begins
-_HIDDEN = "<redacted>"
+HIDDEN = "<redacted>"
 _SECRET = re.compile(r"(token|secret|password|passwd|credential|api_?key|access_?key)s?$", re.IGNORECASE)
 _COUNT = re.compile(r"[0-9]+(,[0-9]+)*|true|false|null", re.IGNORECASE)  # of a sweep: several
 
@@ -162,11 +162,11 @@ def _plain(logprobs: tuple[TokenLogprobs | None, ...] | None) -> list[Any] | Non
 def redacted(config: Any) -> Any:
     """Return a config with every value hidden whose key sounds like a secret, in `key=value` overrides too."""
     if isinstance(config, dict):
-        return {k: _HIDDEN if _secret(k, v) and v is not None else redacted(v) for k, v in config.items()}
+        return {k: HIDDEN if _secret(k, v) and v is not None else redacted(v) for k, v in config.items()}
     if isinstance(config, list | tuple):
         return [redacted(value) for value in config]
     key, equals, value = config.partition("=") if isinstance(config, str) else ("", "", "")
-    return f"{key}={_HIDDEN}" if equals and _secret(key.rpartition(".")[2], value) else config
+    return f"{key}={HIDDEN}" if equals and _secret(key.rpartition(".")[2], value) else config
 
 
 def _secret(key: object, value: object) -> bool:

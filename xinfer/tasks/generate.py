@@ -53,7 +53,8 @@ def run(config: Config, job: Job) -> int:
     session.close()
     if config.json_stats is not None:
         write_json_stats(config.json_stats, figures)
-    show_summary(figures, replay_command(job, record, seed), record.folder)
+    replay = None if record.folder is None else replay_command(record.folder, record.info)
+    show_summary(figures, replay, record.folder)
     failed = [o for o in generation.outputs if o.finish_reason is FinishReason.ERROR]
     for output in failed:
         print(f"xinfer: request {output.index} failed: {output.error}", file=sys.stderr)

@@ -17,6 +17,7 @@ from xinfer.inputs import Prompt
 from xinfer.plugins import Plugins
 from xinfer.records.index import RunIndex
 from xinfer.records.reader import Entry, RecordedRun
+from xinfer.records.record import HIDDEN
 
 _RUNS = Path("outputs")
 
@@ -108,7 +109,7 @@ def configuration_of(run: RecordedRun, changes: Sequence[str], plugins: Plugins)
     config = composed([*changes, *([] if "backend" in named else [f"backend={backend}"])], plugins)
     unknown = []
     for key, value in _leaves(recorded, config):
-        if any(key == name or key.startswith(f"{name}.") for name in named):
+        if value == HIDDEN or any(key == name or key.startswith(f"{name}.") for name in named):
             continue
         if _has(config, key):
             OmegaConf.update(config, key, value, merge=False)

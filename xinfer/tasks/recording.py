@@ -1,12 +1,12 @@
 """A task's run around its work: what is written when it begins, and however it ends; and how to run it again."""
 
-__all__ = ["recorded_command", "recording", "replay_command", "write_json_stats"]
+__all__ = ["recording", "replay_command", "write_json_stats"]
 
 import json
 import logging
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -86,36 +86,20 @@ def _program() -> list[str]:
     return [*started, "-m", "xinfer"]
 
 
-def replay_command(job: Job, record: RunRecord, seed: int) -> str | None:
-    """Return the command that runs the same again, or None where the record does not hold the texts.
+def replay_command(folder: Path, info: Mapping[str, Any]) -> str | None:
+    """Return the command that runs a recorded run again and verifies it; None where the record does not hold the texts.
 
-    The prompts' texts, stop strings and seeds come from the record; what was changed on the command line is repeated.
-    """
-    if record.folder is None or job.resolved["record"]["text"] != "full":
-        return None
-    return _again(_program(), job.overrides, seed, record.folder)
-
-
-def recorded_command(folder: Path, info: Mapping[str, Any]) -> str | None:
-    """Return the command that runs a recorded run again, as run.json tells it; None where that can't be told.
-
-    That of a generation takes the texts from the record, as `replay_command` says; another task's is its own command.
+    That of a task without requests is its own command.
     """
     words = [str(word) for word in info.get("command") or ()]
     if "xinfer" not in words:
         return None
-    if info.get("task") != "generate":
+    if info.get("task") not in ("generate", "replay"):
         return shlex.join(words)
-    if info.get("seed") is None or ((info.get("config") or {}).get("record") or {}).get("text") != "full":
+    if ((info.get("config") or {}).get("record") or {}).get("text") != "full":
         return None
-    end = words.index("xinfer") + 1
-    return _again(words[:end], words[end:], info["seed"], folder)
-
-
-def _again(program: Sequence[str], overrides: Sequence[str], seed: int, folder: Path) -> str:
     shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    kept = [word for word in overrides if word.partition("=")[0] not in ("sampling.seed", "task", "chat")]
-    return shlex.join([*program, *redacted(kept), f"sampling.seed={seed}", "--requests", str(shown / "requests.jsonl")])
+    return shlex.join([*words[: words.index("xinfer") + 1], "replay", str(shown)])
 
 
 def write_json_stats(target: str, figures: dict[str, Any]) -> None:

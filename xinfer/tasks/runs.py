@@ -14,7 +14,7 @@ from xinfer.records.comparison import compare
 from xinfer.records.index import RunIndex
 from xinfer.records.summary import read_object, summary
 from xinfer.tasks import Job
-from xinfer.tasks.recording import recorded_command
+from xinfer.tasks.recording import replay_command
 from xinfer.tasks.runs_page import show_comparison, show_list, show_run
 
 
@@ -65,7 +65,7 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
 
 def _show(folder: Path, as_json: bool) -> None:
     one, info = summary(folder), read_object(folder / "run.json")
-    command = recorded_command(folder, info)
+    command = replay_command(folder, info)
     if as_json:
         facts = {name: info.get(name) for name in ("hashes", "content_hash", "git", "versions", "error")}
         _print_json(asdict(one) | facts | {"replay": command})
