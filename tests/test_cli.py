@@ -147,7 +147,7 @@ BAD = [
     ),
     (
         ["--json", "--prompt", "x"],
-        "json=true is of the tasks inspect and runs: for the figures of a run give --json-stats",
+        "json=true is of the tasks inspect, runs, why: for the figures of a run give --json-stats",
     ),
     (["backend=eagre"], "backend=eagre is unknown (did you mean 'eager'"),
     (["model=smollm"], "model=smollm is unknown (did you mean 'smollm2'"),

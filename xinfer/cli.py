@@ -34,6 +34,7 @@ from xinfer.tasks.sweep import JOB_ERROR, Sweep
 log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
+_WITH_JSON = ("inspect", "runs", "why")
 _PATIENCE_S = 60  # in which the first of several processes has read a command line and a model's headers
 USAGE = """usage: python -m xinfer [TASK] [WORD ...] [--flag value] [--dotted.key value] [key=value ...] [-m] [-]
 
@@ -143,8 +144,10 @@ def _job(config: DictConfig, line: CommandLine, plugins: Plugins) -> int:
     if hydra_config.mode == RunMode.MULTIRUN:  # as a file may say, which each job would read again
         raise ConfigError("hydra.mode=MULTIRUN is not taken from a file: a sweep is asked for with -m")
     typed = composing.typed(config)
-    if typed.json and typed.task not in ("inspect", "runs"):
-        raise ConfigError("json=true is of the tasks inspect and runs: for the figures of a run give --json-stats")
+    if typed.json and typed.task not in _WITH_JSON:
+        raise ConfigError(
+            f"json=true is of the tasks {', '.join(_WITH_JSON)}: for the figures of a run give --json-stats"
+        )
     configure("error" if rank() else typed.log.level, typed.log.json)
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     plain: Any = OmegaConf.to_container(OmegaConf.create({"hydra": hydra_config}), resolve=False)

@@ -175,7 +175,7 @@ class Config:
             are texts to continue.
         json_stats: where the figures go as one line of JSON: `-` is standard error, anything else a file.
         bench_only: print the figures, not the text.
-        json: of the tasks `inspect` and `runs`: print JSON instead of the page.
+        json: of the tasks `inspect`, `runs` and `why`: print JSON instead of the page.
         run: of the tasks `explain`, `replay` and `why`: a run's folder, or `latest`.
         request, sample: of `replay` and `why`: one of the run's requests, and of its samples.
         plugin: configs of plugins that are no backends, by their group: `+plugin/GROUP=NAME`, then `plugin.GROUP.KEY`.

@@ -54,7 +54,7 @@ FLAGS = (
         "-",
         True,
     ),
-    Flag("--json", "of inspect and runs: JSON instead of the page", "json", "true"),
+    Flag("--json", "of inspect, runs and why: JSON instead of the page", "json", "true"),
     Flag("--bench-only", "print the figures, not the text", "bench_only", "true"),
     Flag("--resume", "a sweep's folder: run what of the same sweep is not completed there", "hydra.sweep.dir"),
     Flag("--bench", "of bench: measure each test so many times", "bench.repeats"),

@@ -1,5 +1,6 @@
 """Why a token came: its stages, its draw and its margin, and which tokens of a text another precision would change."""
 
+import json
 import re
 from pathlib import Path
 
@@ -74,6 +75,15 @@ def test_of_a_text_the_weakest_tokens_are_listed(say, recorded: Path):
     assert "0 of them may not survive a change of 0\n" in out
     margins = [float(row) for row in re.findall(r"^ \d+ +['\"].*?['\"] +([\d.e-]+) ", out, re.M)]
     assert len(margins) == 12 and margins == sorted(margins)
+
+
+def test_json_has_the_same_for_programs(say, recorded: Path):
+    code, out, _ = say("why", "latest", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert [each["token_id"] for each in found] == read_run(recorded).outputs[0]["token_ids"]
+    assert all(each["decision"]["token_id"] == each["token_id"] for each in found)
+    assert json.loads(say("why", "latest", "--json", "--token", "3")[1]) == found[3:4]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 __all__ = ["Explained", "explained", "run"]
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import rich.box
 import rich.table
@@ -60,7 +61,10 @@ def run(config: Config, job: Job) -> int:
     session = Session(effective, job.plugins)
     session.check()
     engine = session.engine(0, Observers())
-    if at is not None:
+    if config.json:
+        found = list(explained(engine, request, config.sample, noises))
+        print(json.dumps([asdict(each) for each in (found if at is None else found[at : at + 1])]))
+    elif at is not None:
         _show_token(engine, session, request, config, noises)
     else:
         _show_text(list(explained(engine, request, config.sample, noises)), session, noises)
