@@ -143,7 +143,7 @@ BAD = [
     (["backend.devise=cpu"], "unknown key 'backend.devise' (did you mean 'backend.device'"),
     (
         ["genrate"],
-        "task=genrate is unknown (did you mean 'generate'?) (there are: device, explain, export, generate, inspect, ",
+        "task=genrate is unknown (did you mean 'generate'?) (there are: audit, bench, device, diff, explain, ",
     ),
     (
         ["--json", "--prompt", "x"],
