@@ -78,6 +78,8 @@ class Checked(Stepper):
         strict: bool = True,
     ) -> None:
         super().__init__(runner, blocks=blocks)
+        if runner.info.kv_tokens < runner.info.num_blocks * runner.info.block_size:
+            runner.free(range(runner.info.num_blocks))  # what others have left takes memory that is to be had
         self.alone, self.tolerance, self.strict = alone, tolerance, strict
         self.used: list[float] = []
         self.last: Batch | None = None

@@ -111,30 +111,44 @@ def judge() -> Subject:
 
 
 class Models:
-    """Tiny models of all families, each written when first asked for, as a folder and as a GGUF file."""
+    """Tiny models of all families, each written when first asked for, as a folder and as a GGUF file.
+
+    Attributes:
+        form: that of the main model: what the backend takes.
+    """
 
     def __init__(self, root: Path, families: dict[str, Family]) -> None:
-        self.root, self._families = root, families
+        self.root, self._families, self.form = root, families, "folder"
         self.written = cache(self._write)
 
     def main(self, subject: Subject, wanted: Sequence[str]) -> Path | None:
-        """Return the first model that a backend can run, a llama if it can; None for one that brings its own."""
+        """Return the first model that a backend can run, a llama if it can; None for one that brings its own.
+
+        It is a folder if the backend takes those, else a GGUF file.
+        """
         if not subject.computes_checkpoints:
             return None
         reasons = []
         for family in sorted(wanted or SHAPES, key=lambda name: name != "llama"):
-            try:
-                subject.session(self.written(family, "folder"))
-            except UsageError as error:
-                reasons.append(str(error))
-            else:
-                return self.written(family, "folder")
-        raise UsageError(f"backend {subject.backend.name} can run no model of {len(reasons)} families: {reasons[0]}")
+            for self.form in ("folder", "gguf"):
+                try:
+                    session = subject.session(self.written(family, self.form))
+                    _ = session.runner
+                except (LookupError, UsageError) as error:
+                    reasons.append(str(error))
+                else:
+                    session.close()
+                    return self.written(family, self.form)
+        raise UsageError(f"backend {subject.backend.name} can run no tiny model: {reasons[0]}")
 
     def large(self) -> Path:
         """Return a llama whose weights take some 40 MB, so that one sees where they stay."""
         sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}
-        return write_folder(self.root / "large", tiny_config("llama", max_position_embeddings=512, **sizes), 0)
+        config = tiny_config("llama", max_position_embeddings=512, **sizes)
+        path = self.root / "large"
+        return (
+            write_folder(path, config, 0) if self.form == "folder" else write_gguf(path.with_suffix(".gguf"), config, 0)
+        )
 
     def _write(self, family: str, form: str) -> Path:
         """Write a family's usual model; `LookupError` where nothing here writes it in this form."""

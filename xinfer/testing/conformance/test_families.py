@@ -21,10 +21,10 @@ def test_a_familys_logits_are_those_of_eager(subject: Subject, models: Models, f
     try:
         model = models.written(family, form)
         session = subject.session(model)
+        tolerance = subject.tolerance_of(session.runner)
     except (LookupError, UsageError) as reason:
         pytest.skip(str(reason))
     eager = judge().session(model)
-    tolerance = subject.tolerance_of(session.runner)
     checked = Checked(session.runner, Alone(eager.runner), tolerance, strict=tolerance.each)
     checked.greedy(checked.text(48), cut(48, np.random.default_rng(1)), 8)
     checked.in_company([checked.text(length, seed=length) for length in (1, 3, 17, 40)], steps=12)
