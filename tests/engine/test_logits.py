@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from xinfer.engine.admission import make_request, make_sequences
+from xinfer.engine.admission import Admission
 from xinfer.engine.logits import adjust
 from xinfer.engine.random import derive
 from xinfer.engine.sampler import Sampler
-from xinfer.engine.types import FinishReason, Request, SamplingParams
+from xinfer.engine.types import FinishReason, SamplingParams
 from xinfer.errors import RequestError
 from xinfer.testing.fake import EOS
 
@@ -36,14 +36,8 @@ class Letters:
 
 def asking(prompt, output=(), eos=(), **params):
     """A sequence with this prompt and this output."""
-    request = Request("0", 0, tuple(prompt), SamplingParams(max_tokens=50, **params), 0, frozenset(eos))
-    request = make_request(request, vocab_size=WIDTH, longest=100, tokenizer=Letters(), processors={})
-    sequence = make_sequences(request, 100, None)
-    for token in output:
-        sequence.token_ids.append(token)
-        if sequence.counts is not None:
-            sequence.counts[token] += 1
-    return sequence
+    admission = Admission(Letters(), (), WIDTH, eos, 0)
+    return admission.sequence(prompt, SamplingParams(max_tokens=50, **params), 100, index=0, output_token_ids=output)
 
 
 def by_formula(row, s):
