@@ -3,7 +3,8 @@
 Parity: tiny models of every family, and one of SmolLM2's shape, compute the same prompt and 32 greedy tokens on the
 CPU in float32 and on the device in float32 and bfloat16. In float32 logits agree within 1e-3 of their deviation, and
 tokens are the same (one is excused where the two likeliest are nearer than twice that). In bfloat16 the mean
-difference stays under 5 % of the deviation. Speed: the work of `eager_against_transformers.py`, and 256 at once.
+difference stays under 5 % of the deviation. Speed: a prompt of 512 tokens, 128 tokens after 32, 32 requests of 64 + 64,
+and 256 at once.
 """
 
 import argparse
