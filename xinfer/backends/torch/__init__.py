@@ -8,6 +8,7 @@ from xinfer.backends import Backend, BackendContext
 from xinfer.engine.runner import ModelRunner
 from xinfer.errors import nearest
 from xinfer.hookspecs import hookimpl
+from xinfer.models.layers import AttentionSpec
 from xinfer.models.rope import KINDS
 from xinfer.models.spec import DecoderSpec
 
@@ -89,6 +90,14 @@ def _cache_refusal(spec: DecoderSpec, kv_dtype: str | None) -> str | None:
     return None
 
 
+def cache_bytes(spec: AttentionSpec, config: EagerConfig | CompileConfig, element: int) -> int:
+    """Return the bytes that a token leaves in a layer's cache."""
+    from xinfer.backends.torch.entries import KV_DTYPES, entry_bytes
+
+    kept = KV_DTYPES.get(config.kv_dtype or "")
+    return spec.cache_width * element if kept is None else entry_bytes(spec, kept)
+
+
 @hookimpl
 def xinfer_backends() -> list[Backend]:
     """Return the backends of this folder."""
@@ -99,6 +108,7 @@ def xinfer_backends() -> list[Backend]:
             create,
             "plain PyTorch, on the CPU or CUDA",
             supports=supports,
+            cache_bytes=cache_bytes,
             quantizes=True,
             streams=True,
             splits=True,
@@ -109,6 +119,7 @@ def xinfer_backends() -> list[Backend]:
             create_compiled,
             "PyTorch, compiled ahead of time",
             supports=supports,
+            cache_bytes=cache_bytes,
             quantizes=True,
         ),
     ]

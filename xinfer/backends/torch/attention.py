@@ -117,13 +117,10 @@ class Step:
     def _prefill(
         self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None, part: Prefill
     ) -> Tensor:
-        length = part.end - part.start
-        if part.slots is None:
-            seen = as_kept(kv[part.start : part.end], pool, spec)
-        else:
-            seen = _read(pool, part.slots, spec, q.dtype)
+        length, new = part.end - part.start, slice(part.start, part.end)
+        seen = as_kept(kv[new], pool, spec) if part.slots is None else _read(pool, part.slots, spec, q.dtype)
         k, v = split(seen[None], spec)
-        queries = q[part.start : part.end].transpose(0, 1)[None]  # [1, Q, length, D]
+        queries = q[new].transpose(0, 1)[None]  # [1, Q, length, D]
         causal = length == part.context and (spec.window is None or spec.window >= length)
         mask = None if causal and is_plain(spec) else _causal(length, part.context, spec.window, q.device)
         sinks = None if sinks is None else sinks[:, None]
