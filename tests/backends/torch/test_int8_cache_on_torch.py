@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cases import PROMPT, SEED, Case, eager_runner, expected, in_company, model_of, stepper
+from test_requests_on_torch import two_processes
 from torch import Tensor
 
 from xinfer.backends import BackendContext
@@ -188,6 +189,17 @@ def test_what_it_can_not_keep_is_refused_by_name(config: Any, tmp_path: Path) ->
     latent = model_of(write_folder(tmp_path / "latent", shape("deepseek_v3", "usual"), seed=0)).spec
     assert supports(latent, config()) is None
     assert "layers[0].attention.latent is set" in (supports(latent, config(kv_dtype="int8")) or "")
+
+
+def test_two_processes_have_their_own_heads_codes(tmp_path: Path) -> None:
+    case = Case(tmp_path, tiny_config("qwen3"))
+    reference, prompt = case.reference(), case.prompt()
+    with rounding(reference, "int8"):
+        theirs = expected(reference, prompt)
+    runner = two_processes(case, kv_dtype="int8")
+    ours = Stepper(runner).greedy(prompt, [20, 1, PROMPT - 21], 0)[1]
+    runner.close()
+    assert near(ours, theirs, expected(reference, prompt))
 
 
 def test_rubbish_in_unused_slots_is_never_read(tmp_path: Path) -> None:
