@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,12 @@ def stepper(
     return Stepper(runner)
 
 
-def eager_runner(model: Model, limits: Limits) -> TorchRunner:
-    return TorchRunner(BackendContext(model, EagerConfig(device="cpu"), limits))
+def eager_runner(model: Model, limits: Limits, kv_dtype: str | None = None) -> TorchRunner:
+    return TorchRunner(BackendContext(model, EagerConfig(device="cpu", kv_dtype=kv_dtype), limits))
 
 
-def compiled_runner(model: Model, limits: Limits) -> TorchRunner:
-    return CompiledRunner(BackendContext(model, CompileConfig(device="cpu"), limits))
+def compiled_runner(model: Model, limits: Limits, kv_dtype: str | None = None) -> TorchRunner:
+    return CompiledRunner(BackendContext(model, CompileConfig(device="cpu", kv_dtype=kv_dtype), limits))
 
 
 def onnx_runner(model: Model, limits: Limits) -> OnnxRunner:
@@ -117,6 +118,9 @@ RUNNERS: dict[str, Callable[[Model, Limits], TorchRunner | OnnxRunner]] = {
     "eager": eager_runner,
     "compile": compiled_runner,
     "onnx": onnx_runner,
+    "eager int8": partial(eager_runner, kv_dtype="int8"),
+    "eager fp8": partial(eager_runner, kv_dtype="fp8"),
+    "compile int8": partial(compiled_runner, kv_dtype="int8"),
 }
 
 
@@ -128,6 +132,9 @@ def spoil(runner: TorchRunner | OnnxRunner) -> None:
     else:
         slots = [tensor.movedim(2, 0) for tensor in runner._rows.tensors]
     for each in slots:
+        if each.dtype.itemsize == 1:
+            each.view(torch.int8).fill_(-1)  # scales that are no numbers
+            continue
         each[0::3], each[1::3], each[2::3] = torch.nan, torch.inf, -torch.inf
 
 

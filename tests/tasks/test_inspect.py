@@ -34,7 +34,6 @@ from xinfer.testing.reference import write_reference
 from xinfer.testing.shapes import SHAPES, shape
 from xinfer.testing.tiny import tiny_config, write_folder, write_gguf
 
-CPU = torch.device("cpu")
 SPEED = Speed(1e9, 2e9, 4e9, 1e8, "2026-01-01")
 AT_LEAST = ("family", "parameters", "weight_bytes", "kv_bytes_per_token", "max_model_len", "backends")
 
@@ -193,7 +192,8 @@ def test_weights_take_what_the_runner_says_they_do(family: str, dtype: str, tmp_
     model = Model(str(folder), lambda: folder, xinfer_model_families(), dtype=dtype, load_format="dummy")
     limits = Limits(max_num_seqs=2, max_model_len=16)
     runner = TorchRunner(BackendContext(model, EagerConfig(device="cpu"), limits))
-    needs = memory(model.spec, limits, getattr(torch, dtype), CPU, free=1 << 30)
+    of = getattr(torch, dtype)
+    needs = memory(model.spec, limits, of, lambda spec: spec.cache_width * of.itemsize, free=1 << 30)
     assert needs.weight_bytes == runner.info.resident_weight_bytes
     assert needs.kv_cache_bytes == runner.info.kv_cache_bytes
     runner.close()
@@ -203,7 +203,7 @@ def test_weights_take_what_the_runner_says_they_do(family: str, dtype: str, tmp_
 def test_what_would_fit_fits_and_no_more_does(free: int):
     spec = spec_of(shape("llama", "linear"))
     limits = Limits(max_num_seqs=4, max_model_len=64, max_logits_rows=2000)
-    needs = memory(spec, limits, torch.float32, CPU, free)
+    needs = memory(spec, limits, torch.float32, lambda spec: 4 * spec.cache_width, free)
     fixed, token = needs.weight_bytes + needs.activation_bytes, 4 * 3 * 2 * 2 * 20
     assert needs.total_bytes == fixed + 4 * 64 * token
     many, longest = needs.largest_max_num_seqs, needs.largest_max_model_len

@@ -9,6 +9,7 @@ from typing import Any
 
 from xinfer.engine.runner import ModelRunner
 from xinfer.engine.types import Limits
+from xinfer.models.layers import AttentionSpec
 from xinfer.models.model import Model
 from xinfer.models.spec import DecoderSpec
 
@@ -50,6 +51,9 @@ class Backend:
         export: writes the model for other programs (`python -m xinfer export`), from the context, into a folder in
             which config.json and the tokenizer lie already; the last argument tells whether logits of all tokens are
             wanted, not only of the last. None for a backend that has no such format.
+        cache_bytes: from the attention of a layer, an instance of `config` and the bytes of a number in the precision
+            to compute in, to the bytes that a token leaves in that layer's cache. None for a backend that keeps such
+            numbers.
         quantizes: whether it rounds weights as `Model.quantization` says.
         splits: whether several processes can compute a model together. `torchrun` starts them all alike; in all but the
             first `create` does not return: it does what the first one's runner does, and leaves the program with that.
@@ -65,10 +69,15 @@ class Backend:
     tokenizer: Callable[[BackendContext], Any] | None = None
     supports: Callable[[DecoderSpec, Any], str | None] | None = None
     export: Callable[[BackendContext, Path, bool], None] | None = None
+    cache_bytes: Callable[[AttentionSpec, Any, int], int] | None = None
     quantizes: bool = False
     streams: bool = False
     splits: bool = False
     api_version: int | None = None
+
+    def entry_bytes(self, spec: AttentionSpec, config: Any, element: int) -> int:
+        """Return the bytes that a token leaves in a layer's cache; see `cache_bytes`."""
+        return spec.cache_width * element if self.cache_bytes is None else self.cache_bytes(spec, config, element)
 
     def refusal(self, spec: DecoderSpec, config: Any) -> str | None:
         """Return in one line why this backend can't run a model, or None where it can; see `supports`."""

@@ -1,16 +1,19 @@
 """What a model needs of a machine, computed from its spec: memory, and the least time that steps can take."""
 
-__all__ = ["Decode", "Memory", "Prefill", "activation_bytes", "decode_floor", "memory", "prefill_floor"]
+__all__ = ["Decode", "Entry", "Memory", "Prefill", "activation_bytes", "decode_floor", "memory", "prefill_floor"]
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from xinfer.engine.types import Limits
 from xinfer.hardware import Speed
+from xinfer.models.layers import AttentionSpec
 from xinfer.models.parts import Part
 from xinfer.models.spec import DecoderSpec, LayerSpec
+
+Entry = Callable[[AttentionSpec], int]  # to the bytes that a token leaves in the cache of a layer
 
 _OF_LAYERS = ("attention", "feed-forward", "router", "experts", "norms")
 
@@ -44,10 +47,10 @@ class Memory:
         return self.weight_bytes + self.kv_cache_bytes + self.activation_bytes
 
 
-def memory(spec: DecoderSpec, limits: Limits, dtype: torch.dtype, device: torch.device, free: int) -> Memory:
+def memory(spec: DecoderSpec, limits: Limits, dtype: torch.dtype, entry: Entry, free: int) -> Memory:
     """Return what `limits` asks for, on a device with so many bytes free."""
     length, sequences = spec.context_len(limits.max_model_len), limits.max_num_seqs
-    weights, token = spec.weight_bytes(dtype.itemsize), spec.kv_token_elements * dtype.itemsize
+    weights, token = spec.weight_bytes(dtype.itemsize), sum(entry(layer.attention) for layer in spec.layers)
     activations = activation_bytes(spec, limits, dtype.itemsize)
     tokens = max(0, free - weights - activations) // token
     return Memory(
@@ -98,10 +101,11 @@ class Decode:
     tok_s: float
 
 
-def decode_floor(spec: DecoderSpec, element: int, num_seqs: int, tokens: int, speed: Speed) -> Decode:
+def decode_floor(spec: DecoderSpec, element: int, num_seqs: int, tokens: int, speed: Speed, entry: Entry) -> Decode:
     """Return the floor of a decode step: the roofline of a run, but that windows are not taken for whole contexts."""
-    cached = sum(layer.attention.cache_width * min(tokens, layer.attention.window or tokens) for layer in spec.layers)
-    read = (spec.step_read_parameters + num_seqs * cached) * element
+    attentions = [layer.attention for layer in spec.layers]
+    cached = sum(entry(each) * min(tokens, each.window or tokens) for each in attentions)
+    read = spec.step_read_parameters * element + num_seqs * cached
     seconds = read / speed.read_bytes_s
     return Decode(num_seqs, tokens, read, seconds * 1e3, num_seqs / seconds)
 

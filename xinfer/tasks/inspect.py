@@ -19,6 +19,7 @@ __all__ = ["describe", "run"]
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from xinfer.models.summary import layer_kinds, outline
 from xinfer.plugins import Plugins
 from xinfer.session import Session
 from xinfer.tasks import Job
-from xinfer.tasks.estimate import decode_floor, memory, prefill_floor
+from xinfer.tasks.estimate import Entry, Memory, decode_floor, memory, prefill_floor
 from xinfer.tasks.inspect_page import show
 
 
@@ -73,7 +74,8 @@ def describe(config: Config, plugins: Plugins) -> dict[str, Any]:
     if threads := getattr(config.backend, "threads", None):
         torch.set_num_threads(threads)  # with which the speed is measured
     made_of = parts(spec, dtype.itemsize, model.weights if model.has_weights else None)
-    needs = memory(spec, limits, dtype, device, hardware.available_memory(device))
+    entry = partial(session.backend.entry_bytes, config=config.backend, element=dtype.itemsize)
+    needs = memory(spec, limits, dtype, entry, hardware.available_memory(device))
     licensed = model.license or (None, None)
     return {
         "model": reference,
@@ -83,7 +85,7 @@ def describe(config: Config, plugins: Plugins) -> dict[str, Any]:
         "license_source": licensed[1],
         **_sizes(model, made_of),
         "dtype": str(dtype).removeprefix("torch."),
-        "kv_bytes_per_token": spec.kv_token_elements * dtype.itemsize,
+        "kv_bytes_per_token": sum(entry(layer.attention) for layer in spec.layers),
         "max_model_len": spec.max_model_len,
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
@@ -93,7 +95,7 @@ def describe(config: Config, plugins: Plugins) -> dict[str, Any]:
         "layer_kinds": [asdict(kind) for kind in layer_kinds(spec)],
         "device": str(device),
         "memory": asdict(needs) | {"total_bytes": needs.total_bytes, "fits": needs.total_bytes <= needs.free_bytes},
-        "floors": _floors(spec, made_of, dtype, device, needs.max_num_seqs, needs.max_model_len),
+        "floors": _floors(spec, made_of, dtype, device, entry, needs),
         "backends": _backends(config, plugins, spec),
         "notes": _notes(model, config),
     }
@@ -113,16 +115,16 @@ def _sizes(model: Model, made_of: list[Part]) -> dict[str, Any]:
 
 
 def _floors(
-    spec: DecoderSpec, made_of: list[Part], dtype: torch.dtype, device: torch.device, num_seqs: int, length: int
+    spec: DecoderSpec, made_of: list[Part], dtype: torch.dtype, device: torch.device, entry: Entry, needs: Memory
 ) -> dict[str, Any]:
     """Return the floors of one sequence with an empty and a full cache, and of as many as may run with full ones."""
-    speed = hardware.speed(device, cache=cache_folder())
-    cases = dict.fromkeys([(1, 0), (1, length), (num_seqs, length)])
+    speed, length = hardware.speed(device, cache=cache_folder()), needs.max_model_len
+    cases = dict.fromkeys([(1, 0), (1, length), (needs.max_num_seqs, length)])
     return {
         "read_bandwidth_bytes_s": speed.read_bytes_s,
         "flop_s": speed.flop_s(dtype),
         "measured": speed.measured,
-        "decode": [asdict(decode_floor(spec, dtype.itemsize, n, tokens, speed)) for n, tokens in cases],
+        "decode": [asdict(decode_floor(spec, dtype.itemsize, n, tokens, speed, entry)) for n, tokens in cases],
         "prefill": asdict(prefill_floor(made_of, speed.flop_s(dtype))),
     }
 

@@ -10,6 +10,7 @@ from xinfer.backends import Backend, BackendContext
 from xinfer.engine.runner import ModelRunner
 from xinfer.errors import ConfigError, nearest
 from xinfer.hookspecs import hookimpl
+from xinfer.models.layers import AttentionSpec
 from xinfer.models.spec import DecoderSpec
 
 
@@ -82,8 +83,23 @@ def _cache_refusal(config: OnnxConfig, device: str) -> str | None:
     return None
 
 
+def cache_bytes(spec: AttentionSpec, config: OnnxConfig, element: int) -> int:
+    """Return the bytes that a token leaves in a layer's cache; its scales are the whole cache's."""
+    return spec.cache_width * (1 if config.kv_dtype == "int8" else element)
+
+
 @hookimpl
 def xinfer_backends() -> list[Backend]:
     """Return the backends of this folder."""
-    about = "ONNX Runtime, on the CPU or CUDA"
-    return [Backend("onnx", OnnxConfig, create, about, supports=supports, export=export_folder, quantizes=True)]
+    return [
+        Backend(
+            "onnx",
+            OnnxConfig,
+            create,
+            "ONNX Runtime, on the CPU or CUDA",
+            supports=supports,
+            export=export_folder,
+            cache_bytes=cache_bytes,
+            quantizes=True,
+        )
+    ]

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from xinfer.backends import Backend, BackendContext
 from xinfer.engine.runner import ModelRunner
+from xinfer.errors import nearest
 from xinfer.hookspecs import hookimpl
+from xinfer.models.layers import AttentionSpec
 from xinfer.models.rope import KINDS
 from xinfer.models.spec import DecoderSpec
 
@@ -18,10 +20,13 @@ class EagerConfig:
     Attributes:
         device: `auto` takes the first CUDA device if there is one; or `cpu`, `cuda`, `cuda:1`, ...
         threads: of the CPU; None takes one for each physical core.
+        kv_dtype: of keys and values in the cache: None is that of activations; `int8` and `fp8` take about a quarter of
+            float32's memory, each head of each token with a scale of its own.
     """
 
     device: str = "auto"
     threads: int | None = None
+    kv_dtype: str | None = None
 
 
 @dataclass
@@ -30,11 +35,12 @@ class CompileConfig:
 
     Attributes:
         device: `cpu`; a CUDA device is refused so far.
-        threads: see `EagerConfig`.
+        threads, kv_dtype: see `EagerConfig`.
     """
 
     device: str = "cpu"
     threads: int | None = None
+    kv_dtype: str | None = None
 
 
 def create(context: BackendContext) -> ModelRunner:
@@ -54,9 +60,11 @@ def create_compiled(context: BackendContext) -> ModelRunner:
 
 
 def supports(spec: DecoderSpec, config: EagerConfig | CompileConfig) -> str | None:
-    """Return which field of a spec has a value that only another family's plugin can have meant."""
+    """Return which key rules a spec out, or which field has a value that only another family's plugin can mean."""
     from xinfer.backends.torch.linear import ACTIVATIONS
 
+    if reason := _cache_refusal(spec, config.kv_dtype):
+        return reason
     for index, layer in enumerate(spec.layers):
         mlp, rope = layer.mlp, layer.attention.rope
         if mlp.activation not in ACTIVATIONS and not (mlp.gated and mlp.activation == "swiglu"):
@@ -64,6 +72,30 @@ def supports(spec: DecoderSpec, config: EagerConfig | CompileConfig) -> str | No
         if rope is not None and rope.kind not in KINDS:
             return f"layers[{index}].attention.rope.kind={rope.kind!r} is unknown to it"
     return None
+
+
+def _cache_refusal(spec: DecoderSpec, kv_dtype: str | None) -> str | None:
+    """Return why keys and values can't be kept so."""
+    known = ("int8", "fp8")
+    if kv_dtype is None:
+        return None
+    if kv_dtype not in known:
+        return f"backend.kv_dtype={kv_dtype} is none of null, int8 and fp8{nearest(str(kv_dtype), known)}"
+    for index, layer in enumerate(spec.layers):
+        if layer.attention.latent is not None:
+            return (
+                f"layers[{index}].attention.latent is set: a vector that is all heads' keys and values, with positions "
+                f"in a part of it, has no scales by head, which backend.kv_dtype={kv_dtype} needs: leave it out (null)"
+            )
+    return None
+
+
+def cache_bytes(spec: AttentionSpec, config: EagerConfig | CompileConfig, element: int) -> int:
+    """Return the bytes that a token leaves in a layer's cache."""
+    from xinfer.backends.torch.entries import KV_DTYPES, entry_bytes
+
+    kept = KV_DTYPES.get(config.kv_dtype or "")
+    return spec.cache_width * element if kept is None else entry_bytes(spec, kept)
 
 
 @hookimpl
@@ -76,6 +108,7 @@ def xinfer_backends() -> list[Backend]:
             create,
             "plain PyTorch, on the CPU or CUDA",
             supports=supports,
+            cache_bytes=cache_bytes,
             quantizes=True,
             streams=True,
             splits=True,
@@ -86,6 +119,7 @@ def xinfer_backends() -> list[Backend]:
             create_compiled,
             "PyTorch, compiled ahead of time",
             supports=supports,
+            cache_bytes=cache_bytes,
             quantizes=True,
         ),
     ]

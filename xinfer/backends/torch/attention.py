@@ -1,8 +1,8 @@
 """Attention over a cache in blocks, for any mix of prefill and decode.
 
 A layer's cache ("pool") is one tensor [slots, cache_width]: a slot holds a token's keys, then its values, unless these
-are part of the keys. Sequences with one new token are computed together, padded to the longest; each of the others
-alone.
+are part of the keys; `entries.py` tells how they are kept as codes. Sequences with one new token are computed together,
+padded to the longest; each of the others alone.
 """
 
 __all__ = ["CpuStep", "Step", "attend", "plan_step", "slots_of", "split"]
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from xinfer.backends.torch.entries import as_kept, decode_entries
 from xinfer.backends.torch.kernels import available
 from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec
@@ -108,7 +109,7 @@ class Step:
     def _decode(self, q: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None, decode: Decode) -> Tensor:
         """All heads that share keys are taken as queries of one head: nothing is repeated for them."""
         rows, groups = len(decode.context), spec.kv_heads
-        k, v = split(_read(pool, decode.slots).view(rows, decode.length, -1), spec)
+        k, v = split(_read(pool, decode.slots, spec, q.dtype).view(rows, decode.length, -1), spec)
         grouped = q.reshape(rows, groups, -1, spec.head_dim)  # [S, G, Q / G, D]
         sinks = None if sinks is None else sinks.view(groups, -1)
         return attend(grouped, k, v, spec, decode.mask(spec.window), sinks).reshape(rows, -1)
@@ -116,10 +117,10 @@ class Step:
     def _prefill(
         self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None, part: Prefill
     ) -> Tensor:
-        length = part.end - part.start
-        seen = kv[part.start : part.end] if part.slots is None else _read(pool, part.slots)
+        length, new = part.end - part.start, slice(part.start, part.end)
+        seen = as_kept(kv[new], pool, spec) if part.slots is None else _read(pool, part.slots, spec, q.dtype)
         k, v = split(seen[None], spec)
-        queries = q[part.start : part.end].transpose(0, 1)[None]  # [1, Q, length, D]
+        queries = q[new].transpose(0, 1)[None]  # [1, Q, length, D]
         causal = length == part.context and (spec.window is None or spec.window >= length)
         mask = None if causal and is_plain(spec) else _causal(length, part.context, spec.window, q.device)
         sinks = None if sinks is None else sinks[:, None]
@@ -232,9 +233,10 @@ def _weights(
     return torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
 
 
-def _read(pool: Tensor, slots: Slots) -> Tensor:
-    """Return keys and values of these slots: a view where they lie side by side, else a copy."""
-    return pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
+def _read(pool: Tensor, slots: Slots, spec: AttentionSpec, dtype: torch.dtype) -> Tensor:
+    """Return keys and values of these slots: a view where they lie side by side as they are, else a copy."""
+    entries = pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
+    return decode_entries(entries, spec, dtype)
 
 
 def _causal(length: int, context: int, window: int | None, device: torch.device) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from xinfer.backends.torch.attention import CpuStep, Step
 from xinfer.backends.torch.codes import Codes, CodesEmbedding, CodesLinear, ExpertCodes
+from xinfer.backends.torch.entries import store
 from xinfer.backends.torch.invariant import InvariantStep, Padding, Part, by_rows
 from xinfer.backends.torch.linear import (
     Embedding,
@@ -65,7 +66,7 @@ class Attention(nn.Module):
         if not self.spec.qk_norm_turned:
             qk = rotate(qk, turn)
         kv = torch.cat([qk[:, q_heads:], v], 1).flatten(1)
-        pool.index_copy_(0, step.slots, kv)
+        store(kv, step.slots, pool, self.spec)
         out: Tensor = self.o(step.attend(grow(qk[:, :q_heads], turn), kv, pool, self.spec, self.sinks))
         return out
 
@@ -107,7 +108,7 @@ class LatentAttention(nn.Module):
         vector, key = self.kv_a(x).split([latent.rank, latent.rope_dim], -1)
         key = rotate(key[:, None], turn)
         entry = torch.cat([self.kv_a_norm(vector), key[:, 0]], 1)
-        pool.index_copy_(0, step.slots, entry)
+        store(entry, step.slots, pool, self.spec)
         nope, rope = q.split([latent.nope_dim, latent.rope_dim], -1)
         queries = grow(torch.cat([self.k_b(nope), rotate(rope, turn)], -1), turn)
         found = step.attend(queries, entry, pool, self.spec).view(x.shape[0], self.spec.heads, latent.rank)

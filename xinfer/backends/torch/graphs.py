@@ -69,7 +69,7 @@ class Graphs:
 
     def __init__(self, model: Decoder, pools: list[Tensor], block_size: int) -> None:
         self._model, self._pools, self._block_size = model, pools, block_size
-        self._key = _key(model, block_size)
+        self._key = _key(model, pools, block_size)
         self._weights = {
             f"model.{name}": weight.data for name, weight in model.named_parameters(remove_duplicate=False)
         }
@@ -139,10 +139,11 @@ class Graphs:
         )
 
 
-def _key(model: Decoder, block_size: int) -> str:
+def _key(model: Decoder, pools: list[Tensor], block_size: int) -> str:
     """Return a hash of all that a graph depends on; code that it is traced from is this folder's."""
     weights = [(name, tuple(each.shape), each.dtype) for name, each in model.named_parameters()]
-    digest = hashlib.sha256(repr((model.spec, weights, block_size, build_key())).encode())
+    kept = [pool.dtype for pool in pools]
+    digest = hashlib.sha256(repr((model.spec, weights, kept, block_size, build_key())).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:32]

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from xinfer.backends.torch.attention import attend as attend_to
 from xinfer.backends.torch.attention import slots_of, split
+from xinfer.backends.torch.entries import decode_entries
 from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec
 
@@ -139,7 +140,8 @@ class InvariantStep:
         stretches, count = tile.last.shape
         groups, dim = spec.kv_heads, spec.head_dim
         heads = spec.heads // groups
-        k, v = split(pool.index_select(0, tile.slots).view(stretches, tile.length, -1), spec)
+        entries = decode_entries(pool.index_select(0, tile.slots), spec, q.dtype)
+        k, v = split(entries.view(stretches, tile.length, -1), spec)
         queries = q.view(stretches, count, groups, heads, dim).transpose(1, 2).reshape(stretches, groups, -1, dim)
         missing = -(count * heads) % _ROWS
         padded = F.pad(queries, (0, 0, 0, missing))

@@ -16,6 +16,7 @@ from torch import Tensor
 from xinfer.backends import BackendContext
 from xinfer.backends.torch.attention import plan_step
 from xinfer.backends.torch.decoder import AnyStep
+from xinfer.backends.torch.entries import KV_DTYPES, entry_bytes
 from xinfer.backends.torch.invariant import (
     Padding,
     Part,
@@ -32,7 +33,6 @@ from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
 from xinfer.hardware import gibibytes
-from xinfer.models.spec import DecoderSpec
 from xinfer.process_memory import ResidentMemory
 from xinfer.processes import count
 
@@ -58,19 +58,21 @@ class TorchRunner(ModelRunner):
         self.dtype = choose_dtype(context.model.dtype, self.device)
         _set_threads(context.config.threads, context.processes)
         self.ranks = Ranks(self.device) if context.processes > 1 else None
-        longest, element = spec.context_len(context.limits.max_model_len), self.dtype.itemsize
+        longest, wanted = spec.context_len(context.limits.max_model_len), context.config.kv_dtype
+        kept = self.dtype if wanted is None else KV_DTYPES[wanted]
         invariant = context.limits.invariant and self.can_pad and self.ranks is None
         loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant)
         self.model, stream = loaded.decoder, loaded.stream
         self.padding = self._find_padding(context.limits) if invariant else None
-        blocks = cache_blocks(self.model.spec, context.limits, longest, element, self.device)
+        widths = [entry_bytes(layer.attention, kept) for layer in self.model.spec.layers]
+        blocks = cache_blocks(sum(widths), context.limits, longest, self.device)
         if self.ranks is not None:
             blocks = self.ranks.least(blocks)
         with torch.inference_mode():
             self.pools = [
-                torch.empty(blocks * BLOCK, layer.attention.cache_width, dtype=self.dtype, device=self.device)
-                for layer in self.model.spec.layers
+                torch.empty(blocks * BLOCK, width // kept.itemsize, dtype=kept, device=self.device) for width in widths
             ]
+        cache = None if wanted is None else f"the KV cache is {wanted}"
         self.info = RunnerInfo(
             vocab_size=spec.vocab_size,
             max_model_len=longest,
@@ -82,10 +84,10 @@ class TorchRunner(ModelRunner):
             resident_weight_bytes=loaded.resident_bytes,
             kv_cache_bytes=sum(p.numel() * p.element_size() for p in self.pools),
             step_read_bytes=loaded.step_read_bytes,
-            kv_token_bytes=self.model.spec.kv_token_elements * element,
+            kv_token_bytes=sum(widths),
             stream_slots=stream.slots,
             stream_bytes=stream.bytes,
-            notes=tuple(str(each) for each in (self.padding, self.ranks) if each is not None),
+            notes=tuple(str(each) for each in (self.padding, self.ranks, cache) if each is not None),
             levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
             capabilities=frozenset({"copy", "layers"} if self.tells_layers and self.ranks is None else {"copy"}),
         )
@@ -171,9 +173,9 @@ def _set_threads(wanted: int | None, processes: int) -> None:
         torch.set_num_threads(wanted)
 
 
-def cache_blocks(spec: DecoderSpec, limits: Limits, longest: int, element: int, device: torch.device) -> int:
+def cache_blocks(token_bytes: int, limits: Limits, longest: int, device: torch.device) -> int:
     """Return how many blocks the cache gets: no more than all sequences could fill, and what memory allows."""
-    block_bytes = spec.kv_token_elements * element * BLOCK
+    block_bytes = token_bytes * BLOCK
     whole = -(-longest // BLOCK)
     budget = cache_budget(limits, whole * block_bytes, device)
     blocks = min(int(budget // block_bytes), whole * limits.max_num_seqs)
@@ -181,6 +183,6 @@ def cache_blocks(spec: DecoderSpec, limits: Limits, longest: int, element: int, 
         raise DeviceError(
             f"the KV cache gets {gibibytes(budget)}, too little for even {2 * BLOCK} tokens "
             f"({gibibytes(block_bytes)} for {BLOCK}): raise engine.kv_memory, lower engine.max_model_len or "
-            "engine.max_num_seqs, or take a smaller precision (model.dtype=bfloat16)"
+            "engine.max_num_seqs, or take a smaller precision (model.dtype=bfloat16, backend.kv_dtype=int8)"
         )
     return blocks

@@ -36,6 +36,7 @@ LIMITS: dict[str, Any] = {
 _TIGHT = 128
 # Of what is rounded: of tiny random models without experts, rows of eager are off by up to 0.1 in bfloat16.
 _ROUNDED = {"float16": Tolerance(0.03, each=False), "bfloat16": Tolerance(0.25, each=False)}
+_CACHED = {"int8": Tolerance(0.1, each=False), "fp8": Tolerance(0.5, each=False)}  # keys and values alone
 _WRITTEN_WHOLE = ("llama", "mistral", "qwen2", "qwen3")  # with their tokenizer
 
 
@@ -90,9 +91,10 @@ class Subject:
         """Return how far rows may be off."""
         if self.tolerance is not None:
             return Tolerance(self.tolerance, each=False)
-        return (
-            Tolerance(1e-4) if runner.info.dtype == "float32" else _ROUNDED.get(runner.info.dtype, _ROUNDED["bfloat16"])
-        )
+        kept = [_CACHED[kind] for kind in _CACHED if f"the KV cache is {kind}" in runner.info.notes]
+        if runner.info.dtype == "float32":
+            return kept[0] if kept else Tolerance(1e-4)
+        return max([_ROUNDED.get(runner.info.dtype, _ROUNDED["bfloat16"]), *kept], key=lambda each: each.share)
 
 
 def configured(name: str, keys: Sequence[str] = (), dtype: str = "float32", tolerance: float | None = None) -> Subject:

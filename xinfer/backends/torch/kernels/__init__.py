@@ -1,4 +1,4 @@
-"""Operators of the torch decoder for CPUs, in C++: `torch.ops.xinfer.linear`, `experts`, `attention`.
+"""Operators of the torch decoder for CPUs, in C++: `torch.ops.xinfer.linear`, `experts`, `attention`, `encode_entries`.
 
 They are compiled for this processor when they are first needed, and kept in the cache folder. torch has such operators,
 but on a CPU they read weights at a fraction of the memory's speed when there are few rows, and a cache in blocks has to
@@ -110,6 +110,12 @@ def _features() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
+def _encoded(entries: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    width = entries.shape[1]
+    scales = width // dim * torch.float32.itemsize
+    return entries.new_empty(entries.shape[0], (scales + width + 3) // 4 * 4, dtype=dtype)
+
+
 def _describe() -> None:
     """Tell torch the shapes of what the operators return, so that graphs can be made of them."""
     shapes: dict[str, Callable[..., Tensor]] = {
@@ -118,6 +124,7 @@ def _describe() -> None:
         "experts": lambda x, weight, chosen, *_: x.new_empty(*chosen.shape, weight.shape[1]),
         "experts_codes": lambda x, codes, scales, zeros, chosen, *_: x.new_empty(*chosen.shape, codes.shape[1]),
         "rows_of_codes": lambda codes, scales, zeros, at, bits, columns: scales.new_empty(at.shape[0], columns),
+        "encode_entries": _encoded,
         "attention": lambda q, *rest: q.new_empty(q.shape[0], q.shape[1] * rest[_VALUE_DIM]),
     }
     for name, shape in shapes.items():

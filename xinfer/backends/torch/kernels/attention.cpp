@@ -1,7 +1,7 @@
 // Attention to a cache in blocks, of all sequences of a step.
 //
 // A layer's cache is [slots, width]: of each slot the keys of all key heads, then their values, which may be the first
-// numbers of the keys.
+// numbers of the keys. Where these are codes, their scales come before them (see `kCoded`).
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -21,8 +21,12 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& pool, const at::Tens
                      const std::optional<at::Tensor>& sinks, int64_t block_size, int64_t kv_heads, int64_t value_dim,
                      bool latent, double scale, double softcap, int64_t window) {
   const at::Tensor queries = q.contiguous();
-  const Shape shape{queries.size(1), kv_heads, queries.size(2), value_dim, latent ? 0 : kv_heads * queries.size(2),
-                    pool.size(1), block_size, static_cast<float>(scale), static_cast<float>(softcap), window};
+  const bool coded = pool.element_size() == 1;
+  TORCH_CHECK(!coded || !latent, "keys that are values too are not kept as codes");
+  const int64_t key_at = coded ? 2 * kv_heads * sizeof(float) : 0;
+  const Shape shape{queries.size(1), kv_heads, queries.size(2), value_dim, key_at,
+                    latent ? key_at : key_at + kv_heads * queries.size(2), pool.size(1), block_size,
+                    static_cast<float>(scale), static_cast<float>(softcap), window};
   const std::optional<at::Tensor> wide = sinks.has_value() ? std::make_optional(sinks->to(at::kFloat)) : std::nullopt;
   const int32_t* starts = query_starts.const_data_ptr<int32_t>();
   at::Tensor out = at::empty({queries.size(0), shape.heads * value_dim}, queries.options());
@@ -31,10 +35,10 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& pool, const at::Tens
     const int32_t count = starts[i + 1] - starts[i];
     if (count > 0) (count == 1 ? single : several).push_back(i);
   }
-  const auto attend = [&]<class T>(T) {
-    const Step<T> step{shape,
+  const auto attend = [&]<class T, class C>(T, C) {
+    const Step<T, C> step{shape,
                        queries.const_data_ptr<T>(),
-                       pool.const_data_ptr<T>(),
+                       pool.const_data_ptr<C>(),
                        starts,
                        context_lens.const_data_ptr<int32_t>(),
                        block_tables.const_data_ptr<int32_t>(),
@@ -44,9 +48,14 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& pool, const at::Tens
     decode(step, single);
     prefill(step, several);
   };
-  if (pool.scalar_type() == at::kFloat) attend(float());
-  else if (pool.scalar_type() == at::kBFloat16) attend(at::BFloat16());
-  else attend(at::Half());
+  const auto attend_to = [&]<class T>(T number) {
+    if (pool.scalar_type() == at::kChar) attend(number, int8_t());
+    else if (pool.scalar_type() == at::kFloat8_e4m3fn) attend(number, at::Float8_e4m3fn());
+    else attend(number, number);
+  };
+  if (queries.scalar_type() == at::kFloat) attend_to(float());
+  else if (queries.scalar_type() == at::kBFloat16) attend_to(at::BFloat16());
+  else attend_to(at::Half());
   return out;
 }
 

@@ -16,17 +16,25 @@ namespace xinfer {
 
 constexpr int64_t kStretch = 128;  // tokens; a multiple of kLanes
 
-// What a stretch of a context comes to for one key head.
-template <class T>
+// What a stretch of a context comes to for one key head. Codes are multiplied as they are: their scales are factors of
+// scores and of weights.
+template <class C>
 struct Stretch {
   const Shape& shape;
   int64_t key_head, count = 0;
-  const T* entries[kStretch];  // filled up to a multiple of kLanes with the last one
+  const C* entries[kStretch];  // filled up to a multiple of kLanes with the last one
+  float key_scales[kCoded<C> ? kStretch : 1], value_scales[kCoded<C> ? kStretch : 1];
 
-  Stretch(const Step<T>& step, int64_t sequence, int64_t key_head, int64_t first, int64_t end)
+  template <class T>
+  Stretch(const Step<T, C>& step, int64_t sequence, int64_t key_head, int64_t first, int64_t end)
       : shape(step.shape), key_head(key_head), count(end - first) {
     step.find(sequence, first, end, entries);
     for (int64_t t = count; t % kLanes != 0; t++) entries[t] = entries[count - 1];
+    if constexpr (kCoded<C>) {
+      const int64_t filled = (count + kLanes - 1) / kLanes * kLanes;
+      scales_of(entries, filled, key_head, key_scales);
+      scales_of(entries, filled, shape.kv_heads + key_head, value_scales);
+    }
   }
 
   // Of a query, filled with 0 up to whole lanes: the largest score, the sum of weights and the weighed values.
@@ -35,6 +43,7 @@ struct Stretch {
     Lanes most_of = all(kNothing);
     for (int64_t t = 0; t < count; t += kLanes) {
       Lanes scores = products(query, t) * shape.scale;
+      if constexpr (kCoded<C>) scores *= load(key_scales + t);
       if (shape.softcap > 0) scores = capped(scores, shape.softcap);
       if (t + kLanes > count) scores = between(t, 0, count - 1) ? scores : all(kNothing);
       most_of = scores > most_of ? scores : most_of;
@@ -45,7 +54,8 @@ struct Stretch {
     for (int64_t t = 0; t < count; t += kLanes) {
       const Lanes weight = exponential(load(weights + t) - most);
       sums += weight;
-      store(weight, weights + t);
+      if constexpr (kCoded<C>) store(weight * load(value_scales + t), weights + t);
+      else store(weight, weights + t);
     }
     sum = total(sums);
     weigh(weights, values);
@@ -53,7 +63,7 @@ struct Stretch {
 
   // A query's products with sixteen keys, from t on.
   Lanes products(const float* query, int64_t t) const {
-    const int64_t at = key_head * shape.key_dim;
+    const int64_t at = shape.keys(key_head);
     Lanes sums[kLanes] = {};
     int64_t i = 0;
     for (; i + kLanes <= shape.key_dim; i += kLanes)
@@ -118,8 +128,8 @@ void combine(const float* states, const float* values, int64_t count, int64_t ap
 }
 
 // Sequences with one new token each.
-template <class T>
-void decode(const Step<T>& step, const std::vector<int64_t>& sequences) {
+template <class T, class C>
+void decode(const Step<T, C>& step, const std::vector<int64_t>& sequences) {
   const Shape& shape = step.shape;
   const int64_t heads = shape.heads / shape.kv_heads, padded = (shape.key_dim + kLanes - 1) / kLanes * kLanes;
   const std::vector<Task> tasks = tasks_of(sequences, step.contexts, shape);
@@ -132,7 +142,7 @@ void decode(const Step<T>& step, const std::vector<int64_t>& sequences) {
       const T* own = step.q + (step.starts[task.sequence] * shape.heads + task.key_head * heads) * shape.key_dim;
       for (int64_t h = 0; h < heads; h++)
         for (int64_t d = 0; d < shape.key_dim; d++) query[h * padded + d] = static_cast<float>(own[h * shape.key_dim + d]);
-      const Stretch<T> stretch(step, task.sequence, task.key_head, task.first, task.end);
+      const Stretch<C> stretch(step, task.sequence, task.key_head, task.first, task.end);
       for (int64_t h = 0, at = i * heads; h < heads; h++, at++)
         stretch.attend(&query[h * padded], states[2 * at], states[2 * at + 1], &values[at * shape.value_dim]);
     }

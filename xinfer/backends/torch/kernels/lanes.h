@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Float8_e4m3fn.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
@@ -44,6 +45,19 @@ inline Lanes load(const c10::Half* from) {
 inline Lanes load(const uint8_t* from) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return reinterpret_cast<Lanes>(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)));
+}
+
+inline Lanes load(const int8_t* from) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return reinterpret_cast<Lanes>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+}
+
+// Exponent and mantissa are those of a half whose exponent is less by 8; NaN is not told from 480.
+inline Lanes load(const c10::Float8_e4m3fn* from) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  const __m256i sign = _mm256_and_si256(wide, _mm256_set1_epi16(static_cast<int16_t>(0x8000)));
+  const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x7f)), 7);
+  return reinterpret_cast<Lanes>(_mm512_cvtph_ps(_mm256_or_si256(sign, rest))) * 256.0f;
 }
 
 // The low and the high nibbles of sixteen bytes; looked up, which takes them as they are and makes them float32 at once.

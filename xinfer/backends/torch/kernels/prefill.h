@@ -40,6 +40,7 @@ struct Unit {
   int64_t first, end;             // tokens that are read, `first` a multiple of kKeys
   std::vector<Number<T>> keys;    // [stretches, key_dim (of pairs: half), kKeys]
   std::vector<Number<T>> values;  // [tokens (of pairs: half), padded]
+  std::vector<float> key_scales, value_scales;  // [tokens] of codes, which are laid out as numbers
 };
 
 // sums[r, :] += of 4 rows: weights[r, i] * rows[i, :], N lanes wide, over `count` i.
@@ -72,10 +73,10 @@ inline void accumulate(const Number* weights, int64_t apart, const Number* rows,
     for (int n = 0; n < N; n++) store(sum[r][n], sums + r * width + n * kLanes);
 }
 
-template <class T>
+template <class T, class C>
 class Prefill {
  public:
-  explicit Prefill(const Step<T>& step)
+  explicit Prefill(const Step<T, C>& step)
       : step_(step), shape_(step.shape), heads_(shape_.heads / shape_.kv_heads),
         queries_(std::max<int64_t>(1, kRows / heads_)), rows_((queries_ * heads_ + kTogether - 1) / kTogether * kTogether),
         padded_((shape_.value_dim + kLanes - 1) / kLanes * kLanes), dims_((shape_.key_dim + kEach - 1) / kEach) {}
@@ -89,7 +90,9 @@ class Prefill {
       for (int64_t g = 0; g < shape_.kv_heads; g++) {
         const int64_t stretches = (end - first + kKeys - 1) / kKeys;
         units.push_back({s, g, first, end, std::vector<Number<T>>(stretches * kKeys * dims_),
-                         std::vector<Number<T>>(stretches * kKeys / kEach * padded_)});
+                         std::vector<Number<T>>(stretches * kKeys / kEach * padded_),
+                         std::vector<float>(kCoded<C> ? stretches * kKeys : 0),
+                         std::vector<float>(kCoded<C> ? stretches * kKeys : 0)});
         held += stretches * kKeys * (shape_.key_dim + padded_);
         if (held >= kHeld) {
           flush(units);
@@ -134,28 +137,43 @@ class Prefill {
   }
 
   void lay_out(Unit<T>& unit, int64_t first) const {
-    const T* entries[kKeys];
+    const C* entries[kKeys];
     const int64_t size = std::min(kKeys, unit.end - first), at = first - unit.first;
     step_.find(unit.sequence, first, first + size, entries);
+    if constexpr (kCoded<C>) {
+      scales_of(entries, size, unit.key_head, &unit.key_scales[at]);
+      scales_of(entries, size, shape_.kv_heads + unit.key_head, &unit.value_scales[at]);
+    }
     Number<T>* keys = unit.keys.data() + at * dims_;
     for (int64_t t = 0; t < size; t++) {
-      const T* from = entries[t] + unit.key_head * shape_.key_dim;
+      const C* from = entries[t] + shape_.keys(unit.key_head);
       for (int64_t d = 0; d < dims_; d++) keys[d * kKeys + t] = number(from, d, shape_.key_dim);
     }
     for (int64_t t = 0; t < size; t += kEach) {
-      const T* from = entries[t] + shape_.values(unit.key_head);
-      const T* next = t + 1 < size ? entries[t + 1] + shape_.values(unit.key_head) : nullptr;
+      const C* from = entries[t] + shape_.values(unit.key_head);
+      const C* next = t + 1 < size ? entries[t + 1] + shape_.values(unit.key_head) : nullptr;
       Number<T>* to = unit.values.data() + (at + t) / kEach * padded_;
       for (int64_t d = 0; d < shape_.value_dim; d++) {
-        if constexpr (kPaired<T>) to[d] = from[d].x | (next == nullptr ? Pair{0} : Pair{next[d].x} << 16);
+        if constexpr (kPaired<T>) to[d] = bits(from[d]) | (next == nullptr ? Pair{0} : bits(next[d]) << 16);
         else to[d] = static_cast<float>(from[d]);
       }
     }
   }
 
+  // A number as bfloat16, which codes are without being rounded.
+  template <class Row>
+  static Pair bits(Row number) {
+    return c10::BFloat16(static_cast<float>(number)).x;
+  }
+
+  static Pair bits(c10::BFloat16 number) {
+    return number.x;
+  }
+
   // The `at`th number of a row of so many.
-  static Number<T> number(const T* row, int64_t at, int64_t size) {
-    if constexpr (kPaired<T>) return row[2 * at].x | (2 * at + 1 < size ? Pair{row[2 * at + 1].x} << 16 : Pair{0});
+  template <class Row>
+  static Number<T> number(const Row* row, int64_t at, int64_t size) {
+    if constexpr (kPaired<T>) return bits(row[2 * at]) | (2 * at + 1 < size ? bits(row[2 * at + 1]) << 16 : Pair{0});
     else return static_cast<float>(row[at]);
   }
 
@@ -183,7 +201,7 @@ class Prefill {
       for (int64_t r = 0; r < rows_; r += kTogether)
         accumulate<kWide>(&q[r * dims_], dims_, keys, kKeys, dims_, &scores[r * kKeys], kKeys);
       for (int64_t r = 0; r < tokens * heads_; r++)
-        weigh(&scores[r * kKeys], start + r / heads_ - key, most[r], sums[r], &found[r * padded_]);
+        weigh(unit, key - unit.first, &scores[r * kKeys], start + r / heads_ - key, most[r], sums[r], &found[r * padded_]);
       const Number<T>* all_weights;
       if constexpr (kPaired<T>) {
         for (int64_t i = 0; i < tokens * heads_ * kKeys; i += kLanes)
@@ -210,13 +228,14 @@ class Prefill {
   }
 
   // A row's scores become weights, and what was found before is made smaller if one is the largest so far. The row sees
-  // keys up to `last` of the stretch, which may be beyond it.
-  void weigh(float* scores, int64_t last, float& most, float& sum, float* found) const {
+  // keys up to `last` of the stretch, which may be beyond it and begins at `at` of what the unit has.
+  void weigh(const Unit<T>& unit, int64_t at, float* scores, int64_t last, float& most, float& sum, float* found) const {
     const int64_t from = shape_.window > 0 ? std::max<int64_t>(0, last + 1 - shape_.window) : 0;
     const bool whole = from == 0 && last >= kKeys - 1;
     Lanes most_of = all(kNothing);
     for (int64_t i = 0; i < kKeys; i += kLanes) {
       Lanes part = load(scores + i) * shape_.scale;
+      if constexpr (kCoded<C>) part *= load(&unit.key_scales[at + i]);
       if (shape_.softcap > 0) part = capped(part, shape_.softcap);
       if (!whole) part = between(i, from, last) ? part : all(kNothing);
       most_of = part > most_of ? part : most_of;
@@ -231,7 +250,8 @@ class Prefill {
     for (int64_t i = 0; i < kKeys; i += kLanes) {
       const Lanes weights = exponential(load(scores + i) - now);
       sums += weights;
-      store(weights, scores + i);
+      if constexpr (kCoded<C>) store(weights * load(&unit.value_scales[at + i]), scores + i);
+      else store(weights, scores + i);
     }
     if (now > most) {
       const float share = std::exp(most - now);
@@ -242,14 +262,14 @@ class Prefill {
     sum += total(sums);
   }
 
-  const Step<T>& step_;
+  const Step<T, C>& step_;
   const Shape& shape_;
   const int64_t heads_, queries_, rows_, padded_, dims_;  // `dims_` Numbers of a key
 };
 
-template <class T>
-void prefill(const Step<T>& step, const std::vector<int64_t>& sequences) {
-  if (!sequences.empty()) Prefill<T>(step).run(sequences);
+template <class T, class C>
+void prefill(const Step<T, C>& step, const std::vector<int64_t>& sequences) {
+  if (!sequences.empty()) Prefill<T, C>(step).run(sequences);
 }
 
 }  // namespace xinfer
