@@ -164,7 +164,7 @@ def test_a_stop_string_that_is_a_special_token_ends_the_text(smollm2_path: Path)
     plugins = load_plugins(allowed="")
     config = Config(task="generate", model=ModelConfig(reference=str(smollm2_path)))
     config.sampling.temperature = 0.0
-    config.backend = SimpleNamespace(name="eager", device="cpu", threads=None)
+    config.backend = SimpleNamespace(name="eager", device="cpu", threads=None, kv_dtype=None)
     session = Session(config, plugins)
     # The model's own end of a turn, which its end-of-sequence ids must not be needed for.
     params = session.params_of(Prompt("x", stop=("<|im_end|>", "@@never@@")))
