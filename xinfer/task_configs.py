@@ -88,8 +88,8 @@ class WhyConfig:
     Attributes:
         token: which token of the answer, counted from 0; null tells of all of them how little would have flipped each.
         top: candidates that are shown at each stage.
-        noise: what tokens are to survive: a precision (float32, bfloat16, float16, int8, int4), or a number, by which
-            no margin may be smaller; null tells of every precision.
+        noise: what tokens are to survive: a precision (float32, bfloat16, float16, int8, fp8, int4), or a number,
+            by which no margin may be smaller; null tells of every precision.
     """
 
     token: int | None = None

@@ -1,6 +1,8 @@
 """By how much logits differ where a model is computed in another precision, or by other kernels."""
 
-__all__ = ["FLIPS", "NOISE", "noise_of", "precision_of", "spread"]
+__all__ = ["FLIPS", "NOISE", "coarsest", "noise_of", "precision_of", "spread"]
+
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -20,12 +22,15 @@ _RARE = 4.0  # times that, differences are not found by chance: of 1,024 places 
 
 
 def precision_of(session: Session) -> str:
-    """Return in which precision a session computes: the coarsest of weights, activations and cache."""
-    if (rounded := session.config.model.quantization) is not None:
-        return rounded
-    notes = " ".join(session.runner.info.notes)
-    kept = [kind for kind in ("int8", "fp8") if f"KV cache is {kind}" in notes]
-    return max([session.runner.info.dtype, *kept], key=lambda kind: NOISE.get(kind, 0.0))
+    """Return in which precision a session computes; see `coarsest`."""
+    info = session.runner.info
+    return coarsest(session.config.model.quantization, info.dtype, info.notes)
+
+
+def coarsest(quantization: str | None, dtype: str, notes: Iterable[str]) -> str:
+    """Return the coarsest precision of weights, activations and cache, of which a runner's `notes` tell."""
+    kept = [kind for kind in ("int8", "fp8") if any(f"KV cache is {kind}" in note for note in notes)]
+    return max(filter(None, [quantization, dtype, *kept]), key=lambda kind: NOISE.get(kind, 0.0))
 
 
 def noise_of(row: Tensor, *precisions: str, rare: bool = False) -> float:

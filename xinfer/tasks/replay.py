@@ -20,7 +20,7 @@ from xinfer.tasks import Job
 from xinfer.tasks.console import console
 from xinfer.tasks.facts import Difference, differences
 from xinfer.tasks.generate import Generation
-from xinfer.tasks.noise import precision_of
+from xinfer.tasks.noise import coarsest, precision_of
 from xinfer.tasks.recorded import RecordedRequest, configuration_of, find_run, requests_of
 from xinfer.tasks.recording import recording
 from xinfer.tasks.verdict import Divergence, Judge, Top, told, top_at
@@ -147,7 +147,7 @@ def _compare_logprobs(replay: Replay, request: RecordedRequest, output: RequestO
 def _recorded_precision(recorded: RecordedRun) -> str:
     config, runner = recorded.info.get("config") or {}, recorded.info.get("runner") or {}
     rounded = (config.get("model") or {}).get("quantization")
-    return str(rounded or runner.get("dtype") or "float32")
+    return coarsest(rounded, runner.get("dtype") or "float32", runner.get("notes") or ())
 
 
 def _show_facts(recorded: RecordedRun, facts: Sequence[Difference]) -> None:
