@@ -17,6 +17,7 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from xinfer.engine.detokenizer import TextStream
 from xinfer.engine.params import SamplingParams
@@ -232,7 +233,7 @@ class Batch:
     Plain host arrays, which the runner may keep until its next call. Prefill, chunked prefill and decode are all this.
 
     Attributes:
-        token_ids: [T] int32.
+        token_ids: [T] int32; -1 - i for entry i of `drawn`.
         positions: [T] int32, each token's place in its sequence.
         query_starts: [S + 1] int32; sequence s has the tokens from query_starts[s] up to query_starts[s + 1].
         context_lens: [S] int32, tokens in the cache once this step is done, the new ones counted.
@@ -240,6 +241,8 @@ class Batch:
         slot_mapping: [T] int64, where each new token's key and value go: block * block_size + offset.
         sample_at: [K] int32, the tokens (as indices into T) for which logits are wanted.
         adapters: [S] int32, each sequence's adapter; 0 is none.
+        drawn: int64 on the runner's device, tokens that the last step drew and the host has not seen yet, below zero
+            where there is none; only for runners that can run ahead (capability `ahead`).
     """
 
     token_ids: Int32
@@ -250,3 +253,4 @@ class Batch:
     slot_mapping: Int64
     sample_at: Int32
     adapters: Int32
+    drawn: Tensor | None = None

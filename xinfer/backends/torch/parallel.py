@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _FOREVER = timedelta(days=365)  # others wait for as long as nobody asks for anything; who ends is heard of at once
 _CLOSE, _FORWARD, _COPY = range(3)
-_FIELDS = [each.name for each in fields(Batch)]
+_FIELDS = [each.name for each in fields(Batch) if each.name != "drawn"]
 _HEAD = 2 + len(_FIELDS)  # numbers that are told at once
 
 
