@@ -5,6 +5,7 @@ tests/engine/test_fuzz.py -s` runs 5,000 of them on `FakeRunner` and 200 on a ti
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ from xinfer.backends import BackendContext
 from xinfer.backends.torch import EagerConfig
 from xinfer.backends.torch.runner import TorchRunner
 from xinfer.engine import schedule
+from xinfer.engine.engine import Engine
 from xinfer.engine.kv_cache import BlockPool
 from xinfer.engine.runner import ModelRunner, RunnerInfo
 from xinfer.engine.scheduler import Scheduler
-from xinfer.engine.types import Limits, State
+from xinfer.engine.types import Limits, Sequence, State
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
 from xinfer.testing.fake import FakeRunner
@@ -56,6 +58,22 @@ def fake(number: int):
     return make
 
 
+def ahead(number: int):
+    """What makes runners that run ahead, but for those that tell what comes of a request alone."""
+
+    def make(cache):
+        made = fake(number)(cache)
+        if cache:
+            made.info = replace(made.info, capabilities=made.info.capabilities | {"ahead"})
+        return made
+
+    return make
+
+
+def on_fakes_ahead(numbers: Iterable[int]) -> list[Met]:
+    return [check(workload(number, VOCAB, LONGEST, plain=True), ahead(number)) for number in numbers]
+
+
 def on_fakes(numbers: Iterable[int]) -> list[Met]:
     return [check(workload(number, VOCAB, LONGEST), fake(number)) for number in numbers]
 
@@ -71,7 +89,24 @@ def test_some_workloads(request):
     if only is None:
         assert shares["preemptions"] >= 0.3
         assert shares["cached_tokens"] >= 0.3
-        assert min(shares.values()) > 0
+        assert min(share for name, share in shares.items() if name != "ahead") > 0
+
+
+def test_some_workloads_whose_steps_run_ahead(request):
+    only = request.config.getoption("--workload")
+    met = on_fakes_ahead(range(60) if only is None else [only])
+    if only is None:
+        assert told(met)["ahead"] >= 0.95
+        assert sum(m.ahead for m in met) > 1000
+        assert min(told(met)[name] for name in ("preemptions", "cached_tokens", "copies", "aborted")) > 0
+
+
+@pytest.mark.slow
+def test_five_thousand_workloads_whose_steps_run_ahead(capsys):
+    met = on_fakes_ahead(range(5000))
+    with capsys.disabled():
+        print(f"\n{len(met)} workloads that run ahead on FakeRunner, share of those that met: {told(met)}")
+    assert told(met)["preemptions"] >= 0.3
 
 
 @pytest.mark.slow
@@ -268,6 +303,30 @@ def logits_rows_are_taken_in_another_order(monkeypatch):
             self.rows[-2:] = self.rows[:-3:-1]
 
     monkeypatch.setattr(schedule.Schedule, "lay_out", lay_out)
+
+
+def an_unseen_token_is_taken_for_another(monkeypatch):
+    right = Engine._may_run_ahead
+
+    def may_run_ahead(self, flight):
+        may = right(self, flight)
+        unseen = [s for s in flight.plan.sampled if s.token_ids[-1] < 0]
+        for sequence, other in zip(unseen, [s.token_ids[-1] for s in unseen][::-1], strict=True):
+            sequence.token_ids[-1] = other
+        return may
+
+    monkeypatch.setattr(Engine, "_may_run_ahead", may_run_ahead)
+
+
+def what_has_all_its_tokens_goes_on(monkeypatch):
+    monkeypatch.setattr(Sequence, "ending", False)
+
+
+@pytest.mark.parametrize("fault", [an_unseen_token_is_taken_for_another, what_has_all_its_tokens_goes_on])
+def test_a_planted_fault_of_running_ahead_is_found(monkeypatch, fault):
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, IndexError, KeyError, ValueError)):
+        on_fakes_ahead(range(120))
 
 
 FAULTS = [

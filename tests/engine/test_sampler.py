@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from xinfer.engine.filters import Candidates, candidates
+from xinfer.engine.filters import Candidates, candidates, largest_by_key
 from xinfer.engine.random import uniform
 from xinfer.engine.sampler import pick, sample
 from xinfer.engine.types import Request, SamplingParams, Sequence
@@ -157,6 +157,18 @@ def test_rows_with_different_top_k_share_a_batch_with_equals_at_the_border():
     for row, ids, weights, k in zip(rows.tolist(), result.ids, result.weights, top_k.tolist(), strict=True):
         order = sorted(range(50), key=lambda token: (-row[token], token))
         assert ids[weights > 0].tolist() == sorted(order[:k])
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 59))
+def test_a_device_finds_the_same_largest_logits_by_one_key(seed, width, count):
+    """With equals, both zeros, both signs, infinities and subnormal numbers among them."""
+    values = np.array([0.0, -0.0, 1.5, -1.5, -np.inf, 1e-45, -1e-45, 3e38, -3e38, 1.5000001], np.float32)
+    rows = torch.from_numpy(np.random.default_rng(seed).choice(values, (3, width)))
+    count = min(count, width)
+    found, ids = largest_by_key(rows, count)
+    order = [sorted(range(width), key=lambda token: (-row[token], token))[:count] for row in rows.tolist()]
+    assert ids.tolist() == order
+    assert torch.equal(found, rows.gather(1, torch.tensor(order)))
 
 
 @pytest.mark.parametrize(("p", "ids"), [(0, [0]), (0.5, [0]), (0.75, [0, 1]), (0.76, [0, 1, 2]), (1, [0, 1, 2, 3])])

@@ -1,6 +1,6 @@
 """Runners that are wrong in one way each, around one that is right, and the test of the kit that must find out."""
 
-__all__ = ["CAUGHT_BY"]
+__all__ = ["CAUGHT_BY", "RunsAhead", "TakesNamesForTokens"]
 
 import threading
 from dataclasses import replace
@@ -33,6 +33,19 @@ class Wrong(ModelRunner):
 
     def close(self):
         self.real.close()
+
+
+class RunsAhead(Wrong):
+    """Wrong in nothing: its device is the host, so that tokens could be seen at once."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.info = replace(self.info, capabilities=self.info.capabilities | {"ahead"})
+
+
+class TakesNamesForTokens(RunsAhead):
+    def forward(self, batch):
+        return self.real.forward(replace(batch, token_ids=np.maximum(batch.token_ids, 0), drawn=None))
 
 
 class WithScratch(Wrong):
@@ -355,6 +368,7 @@ CAUGHT_BY = {
     ChangesTheBatch: "test_contract::test_the_batch_is_left_as_it_is",
     HoldsHalfAStep: "test_contract::test_the_largest_step_that_the_limits_allow",
     BelongsToOneThread: "test_contract::test_it_steps_in_another_thread_than_it_was_made_in",
+    TakesNamesForTokens: "test_contract::test_tokens_that_only_the_device_knows_are_taken",
     IsOneForAll: "test_contract::test_two_runners_do_not_disturb_each_other",
     TakesALongerContext: "test_contract::test_a_checkpoints_context_is_no_longer_than_asked_for",
     MakesRoomWithoutAsking: "test_refusals::test_too_little_memory_is_refused",

@@ -4,7 +4,7 @@ import re
 import sys
 
 import pytest
-from broken import CAUGHT_BY
+from broken import CAUGHT_BY, RunsAhead, TakesNamesForTokens
 
 from xinfer.backends import Backend
 from xinfer.backends.torch import EagerConfig, supports
@@ -16,17 +16,23 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def kit(conformance_kit):
     """Run the kit, or one of its tests, on a backend; the broken runners are backends of a plugin."""
     return conformance_kit(
-        [Backend(wrong.__name__, EagerConfig, wrong, "wrong", supports=supports) for wrong in CAUGHT_BY]
+        [Backend(wrong.__name__, EagerConfig, wrong, "wrong", supports=supports) for wrong in (*CAUGHT_BY, RunsAhead)]
     )
 
 
 def test_a_backend_that_is_right_passes(kit, capfd: pytest.CaptureFixture[str]):
     found = kit("eager", "-m", "quick")
     assert (found.code, found.failed) == (0, {})
-    assert [*found.skipped] == ["test_freed_blocks_harm_no_other"]
+    unnamed = ["test_freed_blocks_harm_no_other", "test_tokens_that_only_the_device_knows_are_taken"]
+    assert sorted(found.skipped) == unnamed
     named = {name.partition("::")[2] for name in CAUGHT_BY.values()}
     assert named - {"test_memory_is_given_back_on_close"} <= {*found.passed, *found.skipped}
     assert "tokens/s" in capfd.readouterr().out
+
+
+def test_what_a_runner_says_it_can_is_tried(kit):
+    test = CAUGHT_BY[TakesNamesForTokens]
+    assert [*kit("RunsAhead", tests=test).passed] == [test.partition("::")[2]]
 
 
 def test_a_failure_shows_the_batch_what_was_got_and_what_was_expected(kit):

@@ -122,7 +122,7 @@ def _kept(row: Tensor, params: SamplingParams) -> Candidates:
     return candidates(
         row[None],
         one * params.temperature,
-        (one * params.top_k).long() if 0 < params.top_k < len(row) else None,
+        torch.tensor([params.top_k]) if 0 < params.top_k < len(row) else None,
         one * params.top_p if params.top_p < 1 else None,
         one * params.min_p if params.min_p > 0 else None,
     )

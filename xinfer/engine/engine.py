@@ -4,24 +4,28 @@ __all__ = ["Engine", "Observers", "Tokenizer"]
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter
 
+import torch
 from torch import Tensor
 
 from xinfer.engine.admission import Admission, Tokenizer
+from xinfer.engine.flight import Flight, looks, rows_of
 from xinfer.engine.logits import LogitsProcessor
 from xinfer.engine.logprobs import MODES
 from xinfer.engine.observers import NOBODY, Observers
 from xinfer.engine.outputs import RequestOutput, StepOutput, TokenOutput
 from xinfer.engine.results import StepTimes, request_output, step_stats
-from xinfer.engine.runner import LEVELS, ModelRunner
+from xinfer.engine.runner import ModelRunner
 from xinfer.engine.sampler import Choice, Sampler
-from xinfer.engine.schedule import Schedule
-from xinfer.engine.scheduler import Scheduler
+from xinfer.engine.scheduler import Scheduler, separates
 from xinfer.engine.speculative import Speculator
 from xinfer.engine.types import FinishReason, Limits, Request, SamplingParams, State
 from xinfer.engine.types import Sequence as Seq
 from xinfer.errors import ConfigError, RequestError
+
+_NOTHING = torch.empty(0, 0)  # logits of a step that computes nothing
 
 
 class Engine:
@@ -60,10 +64,12 @@ class Engine:
         vocab_size = min(runner.info.vocab_size, getattr(tokenizer, "max_token_id", runner.info.vocab_size - 1) + 1)
         self.admission = Admission(tokenizer, processors, vocab_size, eos_token_ids, seed)
         self.sampler = Sampler(processors, vocab_size, logprobs_mode)
-        separate = _separate(runner, limits)
+        separate = separates(runner.info, limits)
         self.scheduler = Scheduler(limits, runner.info, separate, clock)
         self.speculator = None if separate else speculator
         self._sequences: dict[str, list[Seq]] = {}  # the samples of each request that have not ended
+        self._looking: set[str] = set()  # requests for which no step is computed before their tokens are seen
+        self._ahead: Flight | None = None  # the next step, if it is being computed already
         self._deadlines: list[tuple[float, str]] = []
         self._ended: list[RequestOutput] = []  # outside of a step, to be told by the next
         self._next_index = self._arrived = self._steps = 0
@@ -78,6 +84,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self.scheduler.has_work or bool(self._ended)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the next step is being computed already, and somebody still waits for its tokens."""
+        return self._ahead is not None and self._ahead.awaited
 
     def add_request(
         self,
@@ -126,6 +137,8 @@ class Engine:
         self.scheduler.add(first)
         self._next_index, self._arrived = max(self._next_index, index + 1), self._arrived + 1
         self._sequences[request.request_id] = [first, *first.siblings]
+        if looks(first):
+            self._looking.add(request.request_id)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.request_id))
         return request
@@ -144,19 +157,14 @@ class Engine:
         """Compute the next tokens of some sequences, and what follows from them."""
         times = StepTimes(self.clock)
         self._end_overdue(times.began)
-        if self.speculator is not None:
-            self.speculator.propose(self.scheduler.running)
-        plan = self.scheduler.schedule()
-        times.scheduled()
-        logits = self._forward(plan)
-        times.forwarded()
-        waiting = self.scheduler.num_waiting
-        tokens, finished = self._collect(plan, logits, times) if logits is not None else ([], [])
+        flight = (self._ahead if self.runs_ahead else None) or self._launch(times)
+        self._settle(flight)
+        self._ahead = self._launch(times, flight) if self._may_run_ahead(flight) else None
+        tokens, finished = self._collect(flight, times)
         finished, self._ended = self._ended + finished, []
         if freed := self.scheduler.take_freed():
             self.runner.free(freed)
-        pool = self.scheduler.pool
-        stats = step_stats(self._steps, plan, pool, waiting, times, len(tokens), self.runner.metrics())
+        stats = step_stats(self._steps, flight, self.scheduler.pool, times, len(tokens), self.runner.metrics())
         self._steps += 1
         if self.speculator is not None:
             self.speculator.observe(stats)
@@ -164,31 +172,64 @@ class Engine:
         self.observers.tell(output)
         return output
 
-    def _forward(self, plan: Schedule) -> Tensor | None:
-        if not plan.sequences:
-            return None
+    def _launch(self, times: StepTimes, before: Flight | None = None) -> Flight:
+        """Have a step computed; `before` is the one before it, if nobody has seen its tokens yet."""
+        if self.speculator is not None:
+            self.speculator.propose(self.scheduler.running)
+        plan, logits = self.scheduler.schedule(), _NOTHING
+        assert plan.sequences or before or not self.scheduler.has_work, "a sequence was admitted that has no room"
+        times.lap("schedule")
         for source, target, tokens in plan.copies:
             self.runner.copy(source, target, tokens)
-        return self.runner.forward(plan.batch)
+        if plan.sequences:
+            unseen = None if before is None or before.drawn is None else before.drawn.tokens
+            logits = self.runner.forward(plan.batch if unseen is None else replace(plan.batch, drawn=unseen))
+            times.lap("forward")
+        drawn = self.sampler.draw(rows_of(logits, plan.rows), plan.sampled) if plan.sampled else None
+        times.lap("sample")
+        return Flight(plan, logits, drawn, self.scheduler.num_waiting)
 
-    def _collect(
-        self, plan: Schedule, logits: Tensor, times: StepTimes
-    ) -> tuple[list[TokenOutput], list[RequestOutput]]:
-        """Give each sequence a token, and those of its draft that turn out right; end those that are done."""
-        tokens: list[TokenOutput] = []
-        finished: list[RequestOutput] = []
+    def _may_run_ahead(self, flight: Flight) -> bool:
+        """Whether the next step can be computed before this one's tokens are seen; if so, room for them is made.
+
+        It can't while there is a request for which tokens are more than the next step's input (see `looks`).
+        """
+        able = "ahead" in self.runner.info.capabilities and self.speculator is None and not self._looking
+        if not able or not flight.plan.sequences:
+            return False
+        for place, sequence in enumerate(flight.plan.sampled):
+            if sequence.finish_reason is None and len(sequence.token_ids) < sequence.limit:
+                sequence.token_ids.append(-1 - place)
+        return True
+
+    def _settle(self, flight: Flight) -> None:
+        """Count as computed what a step computes, and let samples go on from their prompt."""
+        plan = flight.plan
         for sequence, count in zip(plan.sequences, plan.counts, strict=True):
-            self.scheduler.computed(sequence, count)
+            if sequence.finish_reason is None:
+                self.scheduler.computed(sequence, count)
         for sequence, row, count in plan.scored:
-            self._score(sequence, logits[row : row + count])
+            self._score(sequence, flight.logits[row : row + count])
         for sequence in plan.sequences:
             if sequence.siblings and sequence.num_computed == sequence.num_prompt:
                 self.scheduler.fork(sequence)
-        active = list(zip(plan.sampled, plan.rows, strict=True))
-        while active:
+
+    def _collect(self, flight: Flight, times: StepTimes) -> tuple[list[TokenOutput], list[RequestOutput]]:
+        """Give each sequence a token, and those of its draft that turn out right; end those that are done."""
+        tokens: list[TokenOutput] = []
+        finished: list[RequestOutput] = []
+        active, drawn = list(zip(flight.plan.sampled, flight.plan.rows, strict=True)), flight.drawn
+        while drawn is not None:
+            times.lap("output")
+            drawn.wait()
+            times.lap("forward")
+            choices = drawn.read()
+            now = times.lap("sample")
             going: list[tuple[Seq, int]] = []
-            for (sequence, row), choice in zip(active, self._choose(logits, active, times), strict=True):
-                reason = self._take(sequence, choice, times.sampled, tokens)
+            for (sequence, row), choice in zip(active, choices, strict=True):
+                if sequence.finish_reason is not None:
+                    continue  # it ended while this was on its way
+                reason = self._take(sequence, choice, now, tokens)
                 if reason is not None:
                     finished.append(self._finish(sequence, reason))
                 elif sequence.draft and sequence.draft.pop(0) == choice.token_id:
@@ -197,21 +238,17 @@ class Engine:
                     going.append((sequence, row + 1))
                 else:
                     sequence.draft.clear()
-            active = going
+            active, drawn = going, None
+            if going:
+                times.lap("output")
+                drawn = self.sampler.draw(rows_of(flight.logits, [row for _, row in going]), [s for s, _ in going])
+                times.lap("sample")
         return tokens, finished
-
-    def _choose(self, logits: Tensor, active: list[tuple[Seq, int]], times: StepTimes) -> list[Choice]:
-        """Sample a token for each of these sequences from its row of logits."""
-        began = self.clock()
-        rows = [row for _, row in active]
-        everything = len(rows) == len(logits) and rows == list(range(len(rows)))
-        choices = self.sampler(logits if everything else logits[rows], [sequence for sequence, _ in active])
-        times.sample_s += self.clock() - began
-        times.sampled = self.clock()
-        return choices
 
     def _take(self, sequence: Seq, choice: Choice, now: float, tokens: list[TokenOutput]) -> FinishReason | None:
         """Add a token to a sequence; return why the sequence ends with it, if it does."""
+        if sequence.token_ids[-1] < 0:
+            sequence.token_ids.pop()  # what kept its place
         if sequence.error is None and len(sequence.token_ids) >= sequence.limit:
             return FinishReason.LENGTH  # nothing but its prompt was wanted
         sequence.error = sequence.error or choice.error
@@ -254,6 +291,7 @@ class Engine:
         samples.remove(sequence)
         if not samples:
             del self._sequences[sequence.request.request_id]
+            self._looking.discard(sequence.request.request_id)
         return request_output(sequence, reason, tail)
 
     def _end_overdue(self, now: float) -> None:
@@ -263,24 +301,3 @@ class Engine:
             samples = self._sequences.get(request_id)
             if samples and samples[0].request.deadline == deadline:
                 self.abort(request_id, FinishReason.TIMEOUT)
-
-
-def _separate(runner: ModelRunner, limits: Limits) -> bool:
-    """Whether prompts and generated tokens must not meet; refuses `invariant` where the runner can't promise it."""
-    info = runner.info
-    if not limits.invariant:
-        return False
-    if missing := LEVELS - info.levels:
-        raise ConfigError(
-            f"engine.determinism=invariant: the backend does not promise {', '.join(sorted(missing))} on "
-            f"{info.device} in {info.dtype}: take engine.determinism=fast, or another backend, device or precision"
-        )
-    separate = "decode_differs" in info.capabilities
-    sizes = {"max_num_batched_tokens": limits.max_num_batched_tokens, "max_logits_rows": limits.logits_rows}
-    for name, most in sizes.items():
-        if separate and most < 4:
-            raise ConfigError(
-                f"engine.{name}={most} is too few for this backend in engine.determinism=invariant: "
-                "at least 4 are needed, so that no piece of a prompt is a single token"
-            )
-    return separate

@@ -30,7 +30,7 @@ def describe(values: Tensor, tokens: Rows[int], tops: Rows[int]) -> list[TokenLo
     chosen = values.gather(1, ids)
     ranks = ((values > chosen).sum(1) + 1).tolist()
     most = min(max(tops, default=0), values.shape[1])
-    best = largest(values, torch.full((len(tokens),), most, device=values.device)) if most else None
+    best = largest(values, torch.full((len(tokens),), most)) if most else None
     best_values, best_ids = (best[0].tolist(), best[1].tolist()) if best else ([[]] * len(tokens), [[]] * len(tokens))
     return [
         TokenLogprobs(token, value, rank, tuple(_possible(top_ids[:top], top_values[:top])))

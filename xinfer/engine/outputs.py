@@ -52,7 +52,9 @@ class RequestOutput:
 class StepStats:
     """What one step did and how long its parts took, in milliseconds; the parts add up to `step_ms`.
 
-    Guessing tokens is part of `schedule_ms`; in `output_ms` is what follows from the tokens: texts, ends, blocks.
+    Guessing tokens is part of `schedule_ms`; in `output_ms` is what follows from the tokens: texts, ends, blocks. Where
+    the engine runs ahead of the device, the next step's schedule, and what it takes to have it computed, fall into this
+    one's time, and `forward_ms` is above all waiting for this one's tokens.
 
     Attributes:
         time: of the engine's clock, when the step began.

@@ -5,53 +5,51 @@ __all__ = ["StepTimes", "request_output", "step_stats"]
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from xinfer.engine.flight import Flight
 from xinfer.engine.kv_cache import BlockPool
 from xinfer.engine.outputs import RequestOutput, StepStats
-from xinfer.engine.schedule import Schedule
 from xinfer.engine.stats import request_stats
 from xinfer.engine.types import FinishReason, Sequence
 
 
 class StepTimes:
-    """A step's times as it goes, in seconds, and how many guessed tokens were right."""
+    """A step's times as it goes, in seconds, and how many guessed tokens were right.
+
+    Attributes:
+        began: when it did.
+        accepted: of the guessed tokens.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.began = self._scheduled = self._forwarded = self.sampled = clock()
-        self.sample_s = 0.0
+        self.began = self._last = clock()
+        self._seconds = dict.fromkeys(("schedule_ms", "forward_ms", "sample_ms", "output_ms"), 0.0)
         self.accepted = 0
 
-    def scheduled(self) -> None:
-        """Note that it is known what is to be done."""
-        self._scheduled = self._forwarded = self.sampled = self._clock()
-
-    def forwarded(self) -> None:
-        """Note that the runner has returned."""
-        self._forwarded = self.sampled = self._clock()
+    def lap(self, part: str) -> float:
+        """Count what has passed since the last lap as `part`_ms; return the time."""
+        now = self._clock()
+        self._seconds[f"{part}_ms"] += now - self._last
+        self._last = now
+        return now
 
     def parts(self) -> dict[str, Any]:
-        """Return the parts up to now, in milliseconds; output is what is neither of the others."""
-        ended = self._clock()
-        seconds = {
-            "schedule_ms": self._scheduled - self.began,
-            "forward_ms": self._forwarded - self._scheduled,
-            "sample_ms": self.sample_s,
-            "output_ms": ended - self._forwarded - self.sample_s,
-        }
-        parts = {name: value * 1e3 for name, value in seconds.items()}
+        """Return the parts up to now, in milliseconds."""
+        self.lap("output")
+        parts = {name: seconds * 1e3 for name, seconds in self._seconds.items()}
         return parts | {"step_ms": sum(parts.values())}
 
 
 def step_stats(
     step: int,
-    plan: Schedule,
+    flight: Flight,
     pool: BlockPool,
-    waiting: int,
     times: StepTimes,
     brought: int,
     metrics: Mapping[str, Any],
 ) -> StepStats:
     """Return a step's figures; `metrics` are those that the runner tells of its device, `brought` its tokens."""
+    plan = flight.plan
     prefill, decode, drafts = plan.prefill_tokens, plan.decode_tokens, plan.draft_tokens
     parts = times.parts()
     stage = "mixed" if prefill and decode else "prefill" if prefill else "decode" if decode else "idle"
@@ -66,7 +64,7 @@ def step_stats(
         accepted_tokens=times.accepted,
         cached_tokens=plan.found,
         batch_size=len(plan.sequences),
-        scheduler_queue_length=waiting,
+        scheduler_queue_length=flight.waiting,
         preemptions=plan.preemptions,
         copies=len(plan.copies),
         kv_tokens=int(plan.batch.context_lens.sum()),

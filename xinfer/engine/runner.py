@@ -37,9 +37,11 @@ class RunnerInfo:
         stream_bytes: of the layers that a step brings in.
         notes: what a user may want to know of how it computes.
         levels: those of `LEVELS` that it keeps, bit for bit, with the limits that it was made with.
-        capabilities: optional parts of the contract that it has: `copy`, `free`, `layers`; `decode_differs` says that
-            it keeps its levels only if the engine never computes single tokens beside longer pieces in one call, never
-            cuts a single token off a prompt, and computes generated tokens one by one, again too.
+        capabilities: optional parts of the contract that it has: `copy`, `free`, `layers`; `ahead` says that it
+            computes in the order of its calls, and takes tokens that only its device knows (`Batch.drawn`);
+            `decode_differs` says that it keeps its levels only if the engine never computes single tokens beside longer
+            pieces in one call, never cuts a single token off a prompt, and computes generated tokens one by one, again
+            too.
     """
 
     vocab_size: int
@@ -76,7 +78,8 @@ class ModelRunner(ABC):
         """Compute the batch's new tokens, keep their keys and values, and return float32 logits [K, vocab_size].
 
         Row k belongs to token `batch.sample_at[k]`; there may be none. The tensor is the caller's, so later calls leave
-        it as it is; the batch's arrays are the engine's. May return before the device has finished.
+        it as it is; the batch's arrays are the engine's. May return before the device has finished; with `ahead`, the
+        next call may come before anybody has waited for it.
         """
 
     def copy(self, source: int, target: int, tokens: int) -> None:  # noqa: B027

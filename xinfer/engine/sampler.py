@@ -5,9 +5,10 @@ ascending id: two backends whose logits differ in the last digits then differ in
 their order.
 """
 
-__all__ = ["Choice", "Sampler", "effective", "pick", "sample"]
+__all__ = ["Choice", "Drawn", "Sampler", "draw", "effective", "pick", "sample"]
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from xinfer.engine.filters import Candidates, candidates
 from xinfer.engine.logits import LogitsProcessor, adjust
 from xinfer.engine.logprobs import describe, values_of
 from xinfer.engine.random import uniform
+from xinfer.engine.transfer import Awaited, send
 from xinfer.engine.types import SamplingParams, Sequence, TokenLogprobs
 
 _NOT_FINITE = "the model's logits are not finite (NaN or infinity) at this position"
@@ -32,6 +34,27 @@ class Choice:
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+
+
+class Drawn:
+    """The tokens that a step draws, perhaps still on their way from the device.
+
+    Args:
+        tokens: int64 [K], -1 where there is none.
+        choose: makes choices of them.
+    """
+
+    def __init__(self, tokens: Tensor, choose: Callable[[list[int]], list[Choice]]) -> None:
+        self.tokens, self._choose = tokens, choose
+        self._awaited = Awaited(tokens)
+
+    def wait(self) -> None:
+        """Wait until they are there."""
+        self._awaited.read()
+
+    def read(self) -> list[Choice]:
+        """Return one choice for each of the K sequences."""
+        return self._choose(self._awaited.read().tolist())
 
 
 class Sampler:
@@ -50,20 +73,27 @@ class Sampler:
 
     def __call__(self, logits: Tensor, sequences: Rows[Sequence]) -> list[Choice]:
         """Choose one token for each of K sequences from logits [K, V] float32, on any device."""
+        return self.draw(logits, sequences).read()
+
+    def draw(self, logits: Tensor, sequences: Rows[Sequence]) -> Drawn:
+        """As `__call__`, but nobody waits for the device here, if no request wants more than filters and a draw."""
         changed = logits
         for processor in self.processors:
             changed = processor.apply(changed, sequences)
         changed = adjust(changed, sequences)
-        broken = [] if changed is logits else (~logits.amax(1).isfinite()).nonzero()[:, 0].tolist()
-        changed = changed[:, : self.vocab_size]
-        tokens = sample(changed, sequences)
-        for row in broken:  # even if a mask hides it
-            tokens[row] = None
-        logprobs = self._logprobs(logits, changed, sequences, tokens)
-        return [
-            Choice(token, logprobs.get(row)) if token is not None else Choice(-1, error=_why(logits[row]))
-            for row, token in enumerate(tokens)
-        ]
+        known = changed[:, : self.vocab_size]
+        tokens = draw(known, sequences)
+        if changed is not logits:  # what is no number stays none, even if a mask hides it
+            tokens = tokens.where(logits.amax(1).isfinite(), -1)
+
+        def choose(tokens: list[int]) -> list[Choice]:
+            logprobs = self._logprobs(logits, known, sequences, tokens)
+            return [
+                Choice(token, logprobs.get(row)) if token >= 0 else Choice(-1, error=_why(logits[row]))
+                for row, token in enumerate(tokens)
+            ]
+
+        return Drawn(tokens, choose)
 
     def score(self, logits: Tensor, sequence: Sequence, tokens: Rows[int]) -> list[TokenLogprobs]:
         """Return what the model's own rows [K, V] say of these K tokens of a prompt."""
@@ -71,19 +101,20 @@ class Sampler:
         return describe(values_of(logits, self.logprobs_mode), tokens, [top] * len(tokens))
 
     def _logprobs(
-        self, raw: Tensor, changed: Tensor, sequences: Rows[Sequence], tokens: list[int | None]
+        self, raw: Tensor, changed: Tensor, sequences: Rows[Sequence], tokens: list[int]
     ) -> dict[int, TokenLogprobs]:
         """Return by row what was asked for."""
         tops = {row: s.request.params.logprobs for row, s in enumerate(sequences)}
-        rows = [row for row, top in tops.items() if top is not None and tokens[row] is not None]
+        rows = [row for row, top in tops.items() if top is not None and tokens[row] >= 0]
         if not rows:
             return {}
         if self.logprobs_mode.startswith("processed"):
             values = _drawn_from(changed[rows], [sequences[row] for row in rows])
         else:
             values = raw[rows]
-        chosen = [token for row in rows if (token := tokens[row]) is not None]
-        told = describe(values_of(values, self.logprobs_mode), chosen, [tops[row] or 0 for row in rows])
+        told = describe(
+            values_of(values, self.logprobs_mode), [tokens[row] for row in rows], [tops[row] or 0 for row in rows]
+        )
         return dict(zip(rows, told, strict=True))
 
 
@@ -93,25 +124,31 @@ def _why(row: Tensor) -> str:
 
 
 def sample(logits: Tensor, sequences: Rows[Sequence]) -> list[int | None]:
-    """Return one token id for each sequence; None where its row holds NaN, +inf, or nothing finite.
+    """Return one token id for each sequence; None where `draw` has none."""
+    return [None if token < 0 else token for token in draw(logits, sequences).tolist()]
+
+
+def draw(logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
+    """Return one token id for each sequence, int64 [K]; -1 where its row holds NaN, +inf, or nothing finite.
 
     Args:
-        logits: [K, V] float32, one row for each sequence, on any device.
+        logits: [K, V] float32, one row for each sequence, on any device, which is not waited for.
         sequences: K of them; the token drawn is the one at position `len(token_ids)`.
     """
-    tokens, usable = _greedy(logits)
+    tokens = _greedy(logits)
     for key, rows in _groups(sequences, logits.shape[1]).items():
-        chosen = logits if len(rows) == len(logits) else logits[rows]
-        if not all(usable):  # what is drawn from a refused row is thrown away
-            good = torch.tensor([usable[row] for row in rows], device=logits.device)
-            chosen = chosen.where(good[:, None], 0.0)
-        for row, token in zip(rows, _draw(chosen, [sequences[r] for r in rows], *key).tolist(), strict=True):
-            tokens[row] = token
-    return [token if ok else None for token, ok in zip(tokens, usable, strict=True)]
+        at = None if len(rows) == len(logits) else send(rows, logits.device)
+        chosen, usable = (logits, tokens >= 0) if at is None else (logits[at], tokens[at] >= 0)
+        if refused := chosen.device.type != "cpu" or not usable.all():  # a device is not asked
+            chosen = chosen.where(usable[:, None], 0.0)
+        drawn = _draw(chosen, [sequences[row] for row in rows], *key)
+        drawn = drawn.where(usable, -1) if refused else drawn
+        tokens = drawn if at is None else tokens.index_copy(0, at, drawn)
+    return tokens
 
 
-def _greedy(logits: Tensor) -> tuple[list[int], list[bool]]:
-    """Return each row's likeliest token, and whether its logit is finite.
+def _greedy(logits: Tensor) -> Tensor:
+    """Return each row's likeliest token, -1 where its logit is not finite.
 
     NaN counts as the largest, and of equals the first. On a CPU by NumPy, which needs a fifth of torch's time: 118 and
     675 us for 32 rows of 49,152.
@@ -119,9 +156,9 @@ def _greedy(logits: Tensor) -> tuple[list[int], list[bool]]:
     if logits.device.type == "cpu":
         rows = logits.numpy()
         found = rows.argmax(1)
-        return found.tolist(), np.isfinite(rows[np.arange(len(rows)), found]).tolist()
+        return torch.from_numpy(np.where(np.isfinite(rows[np.arange(len(rows)), found]), found, -1))
     largest, tokens = logits.max(1)
-    return tokens.tolist(), largest.isfinite().tolist()
+    return tokens.where(largest.isfinite(), -1)
 
 
 def _groups(sequences: Rows[Sequence], width: int) -> dict[tuple[bool, bool, bool], list[int]]:
@@ -137,8 +174,7 @@ def _groups(sequences: Rows[Sequence], width: int) -> dict[tuple[bool, bool, boo
 def _draw(logits: Tensor, sequences: list[Sequence], use_k: bool, use_p: bool, use_min: bool) -> Tensor:
     kept = _kept(logits, sequences, use_k, use_p, use_min)
     seeds, positions = [s.request.seed for s in sequences], [len(s.token_ids) for s in sequences]
-    draws = uniform(seeds, positions, [s.sample for s in sequences])
-    return pick(kept, torch.from_numpy(draws).to(logits.device))
+    return pick(kept, send(uniform(seeds, positions, [s.sample for s in sequences]), logits.device))
 
 
 def _kept(logits: Tensor, sequences: Rows[Sequence], use_k: bool, use_p: bool, use_min: bool) -> Candidates:
@@ -146,7 +182,7 @@ def _kept(logits: Tensor, sequences: Rows[Sequence], use_k: bool, use_p: bool, u
     return candidates(
         logits,
         _column(logits, [p.temperature for p in params]),
-        _column(logits, [p.top_k for p in params]).long() if use_k else None,
+        torch.tensor([p.top_k for p in params]) if use_k else None,
         _column(logits, [p.top_p for p in params]) if use_p else None,
         _column(logits, [p.min_p for p in params]) if use_min else None,
     )
@@ -174,7 +210,7 @@ def pick(kept: Candidates, u: Tensor) -> Tensor:
 
 
 def _column(like: Tensor, values: Rows[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)
+    return send(np.array(values, np.float64), like.device)
 
 
 def effective(params: SamplingParams) -> str:

@@ -4,17 +4,17 @@ There is no prefill phase and no decode phase: each sequence has tokens, of whic
 computes the next ones. A decode step is the case where one is missing.
 """
 
-__all__ = ["Scheduler"]
+__all__ = ["Scheduler", "separates"]
 
 import heapq
 from collections.abc import Callable
 from time import perf_counter
 
 from xinfer.engine.kv_cache import BlockPool
-from xinfer.engine.runner import RunnerInfo
+from xinfer.engine.runner import LEVELS, RunnerInfo
 from xinfer.engine.schedule import Schedule
 from xinfer.engine.types import Limits, Sequence, State
-from xinfer.errors import OverloadedError
+from xinfer.errors import ConfigError, OverloadedError
 
 _OVERTAKING_STEPS = 128  # by which a running request must be due later than one that waits to give it its place
 _PRIORITY_STEPS = 256  # steps that a request of the next lower priority waits for one that has just come
@@ -93,14 +93,15 @@ class Scheduler:
         return self.pool.only_free(freed) if freed else freed
 
     def schedule(self) -> Schedule:
-        """Choose the next step's tokens."""
+        """Choose the next step's tokens; there are none only if nothing is left to do, or known of what there is."""
         plan = Schedule(self.limits.max_num_batched_tokens, self.limits.logits_rows)
         plan.guesses = (min(plan.budget, plan.logits_rows) - len(self.running)) // (2 if self.num_waiting else 1)
         self._steps += 1
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
-            (decoding if self._decodes(sequence) else prefilling).append(sequence)
+            if not sequence.ending:
+                (decoding if self._decodes(sequence) else prefilling).append(sequence)
         prefilling.sort(key=lambda s: s.key)
         prompts_first = self.separate and not self._prefilled
         for turn in (False, True) if not prompts_first else (True, False):
@@ -111,7 +112,6 @@ class Scheduler:
             if turn or self.separate:
                 self._admit(plan, turn)
             self._prefilled = turn
-        assert plan.sequences or not self.has_work, "a sequence was admitted that the cache can't hold"
         plan.lay_out(self.pool)
         return plan
 
@@ -249,3 +249,23 @@ class Scheduler:
         while self._waiting and not self._waiting[0][1].queued:
             heapq.heappop(self._waiting)
         return self._waiting[0][1] if self._waiting else None
+
+
+def separates(info: RunnerInfo, limits: Limits) -> bool:
+    """Whether prompts and generated tokens must not meet; refuses `invariant` where the runner can't promise it."""
+    if not limits.invariant:
+        return False
+    if missing := LEVELS - info.levels:
+        raise ConfigError(
+            f"engine.determinism=invariant: the backend does not promise {', '.join(sorted(missing))} on "
+            f"{info.device} in {info.dtype}: take engine.determinism=fast, or another backend, device or precision"
+        )
+    separate = "decode_differs" in info.capabilities
+    sizes = {"max_num_batched_tokens": limits.max_num_batched_tokens, "max_logits_rows": limits.logits_rows}
+    for name, most in sizes.items():
+        if separate and most < 4:
+            raise ConfigError(
+                f"engine.{name}={most} is too few for this backend in engine.determinism=invariant: "
+                "at least 4 are needed, so that no piece of a prompt is a single token"
+            )
+    return separate

@@ -156,7 +156,7 @@ class Sequence:
     """One sample of a request on its way: its tokens, how many of them are in the KV cache, and where.
 
     Attributes:
-        token_ids: prompt, then output.
+        token_ids: prompt, then output; the last may be below zero while it is drawn, see `Batch.token_ids`.
         num_prompt: how many of them are the prompt's.
         limit: `len(token_ids)` at which the sequence ends for length.
         sample: which of the request's `n` samples this is.
@@ -207,6 +207,12 @@ class Sequence:
     def output_token_ids(self) -> list[int]:
         """Tokens generated so far."""
         return self.token_ids[self.num_prompt :]
+
+    @property
+    def ending(self) -> bool:
+        """Whether nothing of it is left to compute, for it ends with what is being drawn."""
+        complete = len(self.token_ids) >= self.limit and self.token_ids[-1] < 0
+        return complete or self.num_computed == len(self.token_ids)
 
     @property
     def running(self) -> bool:

@@ -3,6 +3,7 @@
 __all__ = ["EOS", "FakeRunner", "FakeTokenizer", "context_logits"]
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -103,6 +104,7 @@ class FakeRunner(ModelRunner):
     def forward(self, batch: Batch) -> torch.Tensor:
         """Keep the new tokens, and hash each sampled row's context as it is read back from the cache."""
         assert not self.closed
+        batch = self._seen(batch)
         self._check(batch)
         self.steps += 1
         self._tokens[batch.slot_mapping] = batch.token_ids
@@ -142,6 +144,15 @@ class FakeRunner(ModelRunner):
         lengths = np.diff(batch.query_starts)
         assert (lengths == 1).all() or (lengths > 1).all(), "generated tokens share a step with a prompt"
         return bool((lengths == 1).all())
+
+    def _seen(self, batch: Batch) -> Batch:
+        """Return a batch with the tokens that the last step drew."""
+        if batch.drawn is None:
+            return batch
+        assert "ahead" in self.info.capabilities
+        drawn, ids = batch.drawn.clamp(min=0).numpy(), batch.token_ids
+        seen: Tokens = np.where(ids < 0, drawn[np.maximum(-1 - ids, 0)], ids).astype(np.int32)
+        return replace(batch, token_ids=seen, drawn=None)
 
     def _slots(self, batch: Batch, rows: NDArray[np.intp], places: Tokens) -> NDArray[np.int64]:
         """Return where the block tables of these rows say that these places lie."""

@@ -21,6 +21,12 @@ from xinfer.engine.types import FinishReason, Limits, SamplingParams, TokenLogpr
 Key = tuple[int, int]  # a request's index, and which of its samples
 Logprobs = Sequence[TokenLogprobs | None] | None
 
+_PLAIN: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+}
 _ROOMY = Limits(max_num_batched_tokens=4096, prefix_cache=False)
 
 
@@ -53,13 +59,14 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What a workload met on its way."""
+    """What a workload met on its way; `ahead` are steps that were computed before their tokens were known."""
 
     preemptions: int
     cached_tokens: int
     copies: int
     accepted_tokens: int
     aborted: int
+    ahead: int
 
 
 MakeRunner = Callable[[dict[str, Any]], ModelRunner]
@@ -68,8 +75,11 @@ MakeRunner = Callable[[dict[str, Any]], ModelRunner]
 _COUNTED = ("preemptions", "cached_tokens", "copies", "accepted_tokens")
 
 
-def workload(seed: int, vocab_size: int = 260, longest: int = 96) -> Workload:
-    """Return workload number `seed`, for a model with these ids and sequences of at most `longest` tokens."""
+def workload(seed: int, vocab_size: int = 260, longest: int = 96, *, plain: bool = False) -> Workload:
+    """Return workload number `seed`, for a model with these ids and sequences of at most `longest` tokens.
+
+    A plain one asks for nothing but tokens, so that a runner that can run ahead does.
+    """
     draw = Random(seed)  # noqa: S311  # nothing secret
     block_size = draw.choice([1, 2, 3, 4, 8, 16, 16, 16, 32, longest])
     whole = -(-longest // block_size)
@@ -93,8 +103,9 @@ def workload(seed: int, vocab_size: int = 260, longest: int = 96) -> Workload:
         if draw.random() < 0.2:
             prompt = (prompt[-9:] * 3)[: longest - 25]  # something to be guessed from
         beginnings.append(prompt)
-        arrivals.append(_arrival(draw, prompt, longest))
-    return Workload(seed, limits, cache, tuple(arrivals), draw.random() < 0.4)
+        arrival = _arrival(draw, prompt, longest)
+        arrivals.append(replace(arrival, params=replace(arrival.params, **_PLAIN)) if plain else arrival)
+    return Workload(seed, limits, cache, tuple(arrivals), draw.random() < 0.4 and not plain)
 
 
 def _tokens(draw: Random, vocab_size: int, count: int) -> tuple[int, ...]:
@@ -164,6 +175,7 @@ def _together(work: Workload, runner: ModelRunner) -> tuple[dict[Key, RequestOut
         result = engine.step()
         outputs |= {(output.index, output.sample): output for output in result.finished}
         met.update({name: getattr(result.stats, name) for name in _COUNTED})
+        met["ahead"] += engine.runs_ahead
         _check_blocks(work, engine)
         step += 1
         assert step < patience, f"workload {work.seed}: {step} steps, and requests still wait"

@@ -30,6 +30,7 @@ from xinfer.backends.torch.parallel import Ranks
 from xinfer.backends.torch.threads import end_threads
 from xinfer.devices import cache_budget, choose_device, choose_dtype
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
+from xinfer.engine.transfer import send
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
 from xinfer.hardware import gibibytes
@@ -89,9 +90,14 @@ class TorchRunner(ModelRunner):
             stream_bytes=stream.bytes,
             notes=tuple(str(each) for each in (self.padding, self.ranks, cache) if each is not None),
             levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
-            capabilities=frozenset({"copy", "layers"} if self.tells_layers and self.ranks is None else {"copy"}),
+            capabilities=self._capabilities(),
         )
         end_threads()  # who steps may be another thread
+
+    def _capabilities(self) -> frozenset[str]:
+        layers = {"layers"} if self.tells_layers and self.ranks is None else set()
+        ahead = {"ahead"} if self.device.type == "cuda" and self.ranks is None else set()
+        return frozenset({"copy"} | layers | ahead)
 
     def _find_padding(self, limits: Limits) -> Padding | None:
         """Return with how many rows the model's matrices treat every row alike, or None where nothing makes them."""
@@ -116,8 +122,10 @@ class TorchRunner(ModelRunner):
             else:
                 token_ids, positions = (repeat_last(values, self.padding) for values in (token_ids, positions))
                 step = plan_invariant(batch, BLOCK, self.padding, self.device)
-            ids = torch.from_numpy(token_ids).to(self.device, torch.int64)
-            return self.compute(ids, torch.from_numpy(positions).to(self.device), step)[: len(batch.sample_at)]
+            ids = send(token_ids, self.device, torch.int64)
+            if batch.drawn is not None:  # what ended with an error has none, and nobody wants what comes of it
+                ids = ids.where(ids >= 0, batch.drawn[(-1 - ids).clamp(min=0)].clamp(min=0))
+            return self.compute(ids, send(positions, self.device), step)[: len(batch.sample_at)]
 
     def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """Return logits of at least the tokens `step.sample_at`; ids and positions are [T], on the device."""

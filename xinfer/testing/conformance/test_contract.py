@@ -18,7 +18,7 @@ from xinfer.testing.conformance.subject import LIMITS, LONGEST, Subject
 
 pytestmark = pytest.mark.quick
 
-CAPABILITIES = {"copy", "free", "layers", "decode_differs"}
+CAPABILITIES = {"ahead", "copy", "decode_differs", "free", "layers"}
 LENGTHS = (1, 5, 17, 30)
 
 
@@ -140,6 +140,23 @@ def test_two_runners_do_not_disturb_each_other(
     checked.step([first], [10])
     session.close()
     checked.step([checked.start(checked.text(17))], [17])
+
+
+def test_tokens_that_only_the_device_knows_are_taken(checked: Checked) -> None:
+    """An id of -1 - i means entry i of `Batch.drawn`, wherever it stands; for one that is none any token will do."""
+    runner = checked.runner
+    if "ahead" not in runner.info.capabilities:
+        pytest.skip("RunnerInfo.capabilities does not name ahead")
+    sequences = [checked.start(checked.text(length)) for length in (20, 9, 4)]
+    batch = checked.batch(sequences, [20, 9, 4])
+    token_ids = batch.token_ids.copy()
+    drawn = torch.tensor([token_ids[28], -1, token_ids[19], token_ids[3]], device=runner.info.device)
+    token_ids[[28, 19, 3, 32]] = -1, -3, -4, -2
+    logits = checked.forward(replace(batch, token_ids=token_ids, drawn=drawn.long()))
+    for sequence, first in zip(sequences[:2], (0, 20), strict=True):
+        expected = checked.alone(sequence.token_ids)
+        checked.compare(batch, first, logits[first : first + len(expected)], expected)
+    assert logits[32].isfinite().all(), "a token that is none is no reason for logits that are no numbers"
 
 
 def test_layers_are_told_of_every_token(checked: Checked) -> None:
