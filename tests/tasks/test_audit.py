@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from xinfer.backends.torch.runner import TorchRunner
-from xinfer.engine.engine import Engine
-from xinfer.engine.sampler import Choice
+from xinfer.engine.sampler import Choice, Drawn, Sampler
 
 QUICK = "audit.only=[again,prefix_cache,chunking,batch_size,preemption,speculation,streaming]"
 
@@ -59,14 +58,14 @@ def test_a_spoilt_block_of_the_cache_is_found(audit, monkeypatch):
 
 
 def test_a_guess_that_is_kept_though_it_is_wrong_is_found(audit, monkeypatch):
-    choose = Engine._choose
+    draw = Sampler.draw
 
-    def believing(self, logits, active, times):
-        choices = choose(self, logits, active, times)
-        pairs = zip(choices, active, strict=True)
-        return [Choice(s.draft[0], c.logprobs) if s.draft else c for c, (s, _) in pairs]
+    def believing(self, logits, sequences):
+        drafts, drawn = [s.draft[:1] for s in sequences], draw(self, logits, sequences)
+        choices = [Choice(d[0], c.logprobs) if d else c for c, d in zip(drawn.read(), drafts, strict=True)]
+        return Drawn(drawn.tokens, lambda tokens: choices)
 
-    monkeypatch.setattr(Engine, "_choose", believing)
+    monkeypatch.setattr(Sampler, "draw", believing)
     code, found, out = audit("audit.only=[chunking,speculation]")
     assert code == 1
     assert found["speculation"]["verdict"] == "wrong" and found["chunking"]["verdict"] == "identical"
