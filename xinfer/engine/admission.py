@@ -122,11 +122,9 @@ def _go_on(sequence: Sequence, output: Rows[int], sample: int, vocab_size: int) 
             "max_tokens to have more"
         )
     sequence.sample = sample
-    sequence.token_ids += tokens
-    if sequence.counts is not None:
-        sequence.counts.update(tokens)
-    if sequence.text is not None:
-        for number, token in enumerate(tokens, 1):
+    for number, token in enumerate(tokens, 1):
+        sequence.add(token)
+        if sequence.text is not None:
             sequence.text.push(token, number >= sequence.request.params.min_tokens)
 
 

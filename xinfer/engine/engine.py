@@ -249,20 +249,18 @@ class Engine:
         """Add a token to a sequence; return why the sequence ends with it, if it does."""
         if sequence.token_ids[-1] < 0:
             sequence.token_ids.pop()  # what kept its place
-        if sequence.error is None and len(sequence.token_ids) >= sequence.limit:
+        if sequence.error is None and sequence.limit == sequence.num_prompt:
             return FinishReason.LENGTH  # nothing but its prompt was wanted
         sequence.error = sequence.error or choice.error
         if sequence.error is not None:
             return FinishReason.ERROR
         request, params, token = sequence.request, sequence.request.params, choice.token_id
-        sequence.token_ids.append(token)
+        sequence.add(token)
         sequence.token_times.append(now)
         if sequence.state is State.PREFILL:
             sequence.enter(State.DECODE, now)
         if choice.logprobs is not None:
             sequence.logprobs.append(choice.logprobs)
-        if sequence.counts is not None:
-            sequence.counts[token] += 1
         ends, text = token in request.eos_token_ids or token in params.stop_token_ids, ""
         if sequence.text is not None and (not ends or params.include_stop_str_in_output):
             generated = len(sequence.token_ids) - sequence.num_prompt

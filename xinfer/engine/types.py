@@ -226,6 +226,12 @@ class Sequence:
             return False
         return len(self.prompt_logprobs) < self.num_prompt - 1
 
+    def add(self, token: int) -> None:
+        """Take a token as the next of its output."""
+        self.token_ids.append(token)
+        if self.counts is not None:
+            self.counts[token] += 1
+
     def enter(self, state: State, now: float) -> None:
         """Change state and remember when."""
         self.state = state

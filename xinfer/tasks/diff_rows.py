@@ -162,9 +162,7 @@ def _places(
         )
         for sequence in sequences:
             if sequence is not None and token is not None:
-                sequence.token_ids.append(token)
-                if sequence.counts is not None:
-                    sequence.counts[token] += 1
+                sequence.add(token)
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:

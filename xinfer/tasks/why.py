@@ -86,9 +86,7 @@ def explained(
     for at, (row, token) in enumerate(zip((row for piece in rows for row in piece), output, strict=True)):
         row = _prepared(engine, row.cpu(), sequence)
         yield Explained(at, token, decide(row, sequence), _at(row, noises))
-        sequence.token_ids.append(token)
-        if sequence.counts is not None:
-            sequence.counts[token] += 1
+        sequence.add(token)
 
 
 def _request(requests: Sequence[RecordedRequest], config: Config) -> RecordedRequest:
