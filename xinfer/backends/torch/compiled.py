@@ -12,7 +12,7 @@ from xinfer.backends.torch.decoder import AnyStep
 from xinfer.backends.torch.graphs import Graphs
 from xinfer.backends.torch.kernels import available
 from xinfer.backends.torch.paged import PagedStep
-from xinfer.backends.torch.runner import BLOCK, TorchRunner
+from xinfer.backends.torch.runner import TorchRunner
 from xinfer.backends.torch.threads import end_threads
 from xinfer.devices import choose_device
 from xinfer.errors import DeviceError
@@ -37,7 +37,7 @@ class CompiledRunner(TorchRunner):
             )
         super().__init__(context)
         started = perf_counter()
-        self._graphs = Graphs(self.model, self.pools, BLOCK, self.kernels)
+        self._graphs = Graphs(self.model, self.pools, self.block_size, self.kernels)
         end_threads()
         log.info("graphs loaded", extra={"seconds": perf_counter() - started})
 
