@@ -246,7 +246,7 @@ def test_whole_models_compute_what_transformers_computes(
     monkeypatch.setattr(runner, "choose_kernels", forced)
     ours = case.ours(dtype)
     assert ours.runner.info.block_size == {"sdpa": 16, "flex": 128, "varlen": 256}[kernel]
-    assert ours.runner.info.notes == (f"attention is computed by {kernel} (another: not here)",)
+    assert ours.runner.info.notes == (f"attention is computed by {Choice(kernel)} (another: not here)",)
     assert ours.runner.metrics()["paged_attention_ratio"] == (kernel != "sdpa")
     for (sequence, logits), (_, near) in zip(in_company(ours, case), in_company(usual, case), strict=True):
         theirs = expected(reference, sequence.token_ids[: sequence.num_computed])

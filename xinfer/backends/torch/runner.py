@@ -80,7 +80,8 @@ class TorchRunner(ModelRunner):
                 for width in widths
             ]
         cache = None if wanted is None else f"the KV cache is {wanted}"
-        chosen = note_of(self.model.spec, choices) if self.padding is None else None
+        usual = self.padding is not None or set(self.kernels.values()) == {"cpp"}
+        chosen = None if usual else note_of(self.model.spec, choices)
         self.info = RunnerInfo(
             vocab_size=spec.vocab_size,
             max_model_len=longest,
