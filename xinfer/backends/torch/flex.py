@@ -4,13 +4,14 @@ Queries are taken in tiles of one sequence's tokens, each an entry of a batch wh
 blocks a tile names those that it sees. Heads that share keys are rows of one tile, so that keys are read once for them.
 """
 
-__all__ = ["attend_flex", "tile_tokens", "tiles"]
+__all__ = ["attend_flex", "tile_tokens", "tiles", "warm_up"]
 
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
@@ -49,6 +50,8 @@ def tiles(
         counts, blocks: [N], [N, M] of the blocks that some row sees in part, how many they are and which come first.
         whole_counts, whole_blocks: the same of those that all rows see.
     """
+    if block_tables.shape[1] == 1:
+        block_tables = F.pad(block_tables, (0, 1), value=-1)  # torch would compile a kernel for a single one
     device, sequences, most = query_starts.device, context_lens.shape[0], block_tables.shape[1]
     counts = query_starts.diff()
     needed = (counts + tile - 1) // tile
@@ -96,10 +99,11 @@ def attend_flex(
     queries = grouped.transpose(1, 2).reshape(count, spec.kv_heads, tile * shared, -1)
     k, v = split(pool[None], spec)  # [1, G, slots, ...]
     mask = _mask(first, last, logical, blocks, shared, block_size, pool.shape[0])
-    for each in (queries, first, last, *blocks):
+    varying = (queries, first, last, mask.kv_num_blocks, mask.full_kv_num_blocks, mask.kv_indices, mask.full_kv_indices)
+    for each in varying:
         torch._dynamo.maybe_mark_dynamic(each, 0)
-    for each in blocks[1::2]:
-        torch._dynamo.maybe_mark_dynamic(each, 1)
+    for each in varying[-2:]:
+        torch._dynamo.maybe_mark_dynamic(each, 3)
     options: dict[str, Any] = {"BACKEND": "TRITON"} if q.device.type == "cuda" else {}
     with torch._dynamo.config.patch(recompile_limit=_KINDS):
         out, aux = _compiled()(
@@ -113,6 +117,18 @@ def attend_flex(
     found = out.view(count, spec.kv_heads, tile, shared, -1).transpose(1, 2).reshape(count * tile, -1)
     result: Tensor = found.index_select(0, places)
     return result
+
+
+def warm_up(spec: AttentionSpec, pool: Tensor, dtype: torch.dtype, block_size: int) -> None:
+    """Have the kernels for a kind of attention compiled now, by steps in which no two sizes are the same by chance."""
+    for tile in {tile_tokens(spec, single) for single in (True, False)}:
+        starts = torch.arange(3, dtype=torch.int32, device=pool.device) * tile
+        tables = torch.zeros(2, 5, dtype=torch.int32, device=pool.device)
+        made = tiles(
+            starts, starts[1:] * 0 + tile, tables, 2 * tile, tile, spec.window, block_size, len(pool) // block_size
+        )
+        q = torch.zeros(2 * tile, spec.heads, spec.head_dim, dtype=dtype, device=pool.device)
+        attend_flex(q, pool, made, spec, q[0, :, 0] if spec.sinks else None, block_size)
 
 
 @cache

@@ -17,6 +17,7 @@ from xinfer.backends import BackendContext
 from xinfer.backends.torch.choosing import block_size_of, choose_kernels, note_of
 from xinfer.backends.torch.decoder import AnyStep
 from xinfer.backends.torch.entries import KV_DTYPES, entry_bytes
+from xinfer.backends.torch.flex import warm_up
 from xinfer.backends.torch.invariant import (
     Padding,
     Part,
@@ -79,6 +80,8 @@ class TorchRunner(ModelRunner):
                 torch.empty(blocks * self.block_size, width // kept.itemsize, dtype=kept, device=self.device)
                 for width in widths
             ]
+            if self._reads_whole_blocks:
+                self._compile_kernels()
         cache = None if wanted is None else f"the KV cache is {wanted}"
         usual = self.padding is not None or set(self.kernels.values()) == {"cpp"}
         chosen = None if usual else note_of(self.model.spec, choices)
@@ -101,6 +104,15 @@ class TorchRunner(ModelRunner):
             capabilities=frozenset({"copy", "layers"} if self.tells_layers and self.ranks is None else {"copy"}),
         )
         end_threads()  # who steps may be another thread
+
+    def _compile_kernels(self) -> None:
+        """Have what is compiled when it is first called be compiled before anybody waits for it."""
+        log.warning("attention is compiled for this model; this takes up to a minute")
+        started, layers = perf_counter(), zip(self.model.spec.layers, self.pools, strict=True)
+        for kind, pool in {layer.attention: pool for layer, pool in layers}.items():
+            if self.kernels[kind] == "flex":
+                warm_up(kind, pool, self.dtype, self.block_size)
+        log.info("attention compiled", extra={"seconds": perf_counter() - started})
 
     def _find_padding(self, limits: Limits) -> Padding | None:
         """Return with how many rows the model's matrices treat every row alike, or None where nothing makes them."""
