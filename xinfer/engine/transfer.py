@@ -1,6 +1,6 @@
 """Numbers on their way between the host and a device, without either waiting for the other."""
 
-__all__ = ["Awaited", "send"]
+__all__ = ["Awaited", "send", "send_together"]
 
 from collections.abc import Sequence as Rows
 from typing import Any
@@ -21,6 +21,13 @@ def send(values: NDArray[Any] | Rows[Any], device: torch.device, dtype: torch.dt
     if device.type == "cuda":
         host = host.pin_memory().to(device, non_blocking=True)
     return host if dtype is None else host.to(dtype)
+
+
+def send_together(arrays: Rows[NDArray[np.integer]], device: torch.device) -> list[Tensor]:
+    """Return arrays on a device as int32, sent as one."""
+    whole = send(np.concatenate([each.ravel() for each in arrays], dtype=np.int32, casting="same_kind"), device)
+    parts = torch.split(whole, [each.size for each in arrays])
+    return [part.view(each.shape) for part, each in zip(parts, arrays, strict=True)]
 
 
 class Awaited:

@@ -1,6 +1,6 @@
 """The torch decoder as a `ModelRunner`: device and precision chosen, weights placed, the cache allocated."""
 
-__all__ = ["BLOCK", "TorchRunner"]
+__all__ = ["TorchRunner"]
 
 import logging
 from collections.abc import Mapping
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xinfer.backends import BackendContext
-from xinfer.backends.torch.attention import plan_step
+from xinfer.backends.torch.choosing import block_size_of, choose_kernels, note_of
 from xinfer.backends.torch.decoder import AnyStep
 from xinfer.backends.torch.entries import KV_DTYPES, entry_bytes
+from xinfer.backends.torch.flex import warm_up
 from xinfer.backends.torch.invariant import (
     Padding,
     Part,
@@ -26,6 +27,7 @@ from xinfer.backends.torch.invariant import (
     repeat_last,
 )
 from xinfer.backends.torch.loading import load
+from xinfer.backends.torch.paged import begun_blocks, plan_step
 from xinfer.backends.torch.parallel import Ranks
 from xinfer.backends.torch.threads import end_threads
 from xinfer.devices import cache_budget, choose_device, choose_dtype
@@ -38,8 +40,6 @@ from xinfer.process_memory import ResidentMemory
 from xinfer.processes import count
 
 log = logging.getLogger(__name__)
-
-BLOCK = 16  # tokens in a block of the cache
 
 
 class TorchRunner(ModelRunner):
@@ -65,19 +65,30 @@ class TorchRunner(ModelRunner):
         loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant)
         self.model, stream = loaded.decoder, loaded.stream
         self.padding = self._find_padding(context.limits) if invariant else None
+        choices = choose_kernels(self.model.spec, self.dtype, kept, self.device)
+        self.kernels = {kind: choice.kernel for kind, choice in choices.items()}
+        self.block_size = block_size_of(choices.values())
+        paged = [choices[layer.attention].paged for layer in self.model.spec.layers]
+        self._paged_ratio = sum(paged) / len(paged) if self.padding is None else 0.0
+        self._reads_whole_blocks = "flex" in self.kernels.values()
         widths = [entry_bytes(layer.attention, kept) for layer in self.model.spec.layers]
-        blocks = cache_blocks(sum(widths), context.limits, longest, self.device)
+        blocks = cache_blocks(sum(widths), self.block_size, context.limits, longest, self.device)
         if self.ranks is not None:
             blocks = self.ranks.least(blocks)
         with torch.inference_mode():
             self.pools = [
-                torch.empty(blocks * BLOCK, width // kept.itemsize, dtype=kept, device=self.device) for width in widths
+                torch.empty(blocks * self.block_size, width // kept.itemsize, dtype=kept, device=self.device)
+                for width in widths
             ]
+            if self._reads_whole_blocks:
+                self._compile_kernels()
         cache = None if wanted is None else f"the KV cache is {wanted}"
+        usual = self.padding is not None or set(self.kernels.values()) == {"cpp"}
+        chosen = None if usual else note_of(self.model.spec, choices)
         self.info = RunnerInfo(
             vocab_size=spec.vocab_size,
             max_model_len=longest,
-            block_size=BLOCK,
+            block_size=self.block_size,
             num_blocks=blocks,
             device=str(self.device),
             dtype=str(self.dtype).removeprefix("torch."),
@@ -88,7 +99,7 @@ class TorchRunner(ModelRunner):
             kv_token_bytes=sum(widths),
             stream_slots=stream.slots,
             stream_bytes=stream.bytes,
-            notes=tuple(str(each) for each in (self.padding, self.ranks, cache) if each is not None),
+            notes=tuple(str(each) for each in (self.padding, self.ranks, cache, chosen) if each is not None),
             levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
             capabilities=self._capabilities(),
         )
@@ -98,6 +109,15 @@ class TorchRunner(ModelRunner):
         layers = {"layers"} if self.tells_layers and self.ranks is None else set()
         ahead = {"ahead"} if self.device.type == "cuda" and self.ranks is None else set()
         return frozenset({"copy"} | layers | ahead)
+
+    def _compile_kernels(self) -> None:
+        """Have what is compiled when it is first called be compiled before anybody waits for it."""
+        log.warning("attention is compiled for this model; this takes up to a minute")
+        started, layers = perf_counter(), zip(self.model.spec.layers, self.pools, strict=True)
+        for kind, pool in {layer.attention: pool for layer, pool in layers}.items():
+            if self.kernels[kind] == "flex":
+                warm_up(kind, pool, self.dtype, self.block_size)
+        log.info("attention compiled", extra={"seconds": perf_counter() - started})
 
     def _find_padding(self, limits: Limits) -> Padding | None:
         """Return with how many rows the model's matrices treat every row alike, or None where nothing makes them."""
@@ -117,15 +137,24 @@ class TorchRunner(ModelRunner):
         with torch.inference_mode():
             token_ids: NDArray[np.integer] = batch.token_ids
             positions: NDArray[np.integer] = batch.positions
+            if self._reads_whole_blocks:
+                self._clear(begun_blocks(batch, self.block_size))
             if self.padding is None:
-                step: AnyStep = plan_step(batch, BLOCK, self.device)
+                step: AnyStep = plan_step(batch, self.block_size, self.device, self.kernels)
             else:
                 token_ids, positions = (repeat_last(values, self.padding) for values in (token_ids, positions))
-                step = plan_invariant(batch, BLOCK, self.padding, self.device)
+                step = plan_invariant(batch, self.block_size, self.padding, self.device)
             ids = send(token_ids, self.device, torch.int64)
             if batch.drawn is not None:  # what ended with an error has none, and nobody wants what comes of it
                 ids = ids.where(ids >= 0, batch.drawn[(-1 - ids).clamp(min=0)].clamp(min=0))
             return self.compute(ids, send(positions, self.device), step)[: len(batch.sample_at)]
+
+    def _clear(self, blocks: NDArray[np.int64]) -> None:
+        """Forget what blocks held: a kernel that reads them whole would have it infect others, if it is no number."""
+        if len(blocks):
+            places = send(blocks, self.device)
+            for pool in self.pools:
+                pool.view(-1, self.block_size, pool.shape[1]).index_fill_(0, places, 0)
 
     def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """Return logits of at least the tokens `step.sample_at`; ids and positions are [T], on the device."""
@@ -153,13 +182,15 @@ class TorchRunner(ModelRunner):
         """See `ModelRunner.copy`."""
         with torch.inference_mode():
             for pool in self.pools:
-                blocks = pool.view(-1, BLOCK, pool.shape[1])
+                blocks = pool.view(-1, self.block_size, pool.shape[1])
                 blocks[target, :tokens] = blocks[source, :tokens]
+                if self._reads_whole_blocks:
+                    blocks[target, tokens:] = 0
 
     def metrics(self) -> Mapping[str, Any]:
         """See `ModelRunner.metrics`."""
         used = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else self._memory()
-        metrics: dict[str, Any] = {"mem_used": used}
+        metrics: dict[str, Any] = {"mem_used": used, "paged_attention_ratio": self._paged_ratio}
         if (stream := self.model.stream) is not None:
             metrics["stream_wait_ms"], stream.waited_s = stream.waited_s * 1e3, 0.0
         return metrics
@@ -181,16 +212,16 @@ def _set_threads(wanted: int | None, processes: int) -> None:
         torch.set_num_threads(wanted)
 
 
-def cache_blocks(token_bytes: int, limits: Limits, longest: int, device: torch.device) -> int:
+def cache_blocks(token_bytes: int, block_size: int, limits: Limits, longest: int, device: torch.device) -> int:
     """Return how many blocks the cache gets: no more than all sequences could fill, and what memory allows."""
-    block_bytes = token_bytes * BLOCK
-    whole = -(-longest // BLOCK)
+    block_bytes = token_bytes * block_size
+    whole = -(-longest // block_size)
     budget = cache_budget(limits, whole * block_bytes, device)
     blocks = min(int(budget // block_bytes), whole * limits.max_num_seqs)
-    if blocks < 1 + (longest > BLOCK):
+    if blocks < 1 + (longest > block_size):
         raise DeviceError(
-            f"the KV cache gets {gibibytes(budget)}, too little for even {2 * BLOCK} tokens "
-            f"({gibibytes(block_bytes)} for {BLOCK}): raise engine.kv_memory, lower engine.max_model_len or "
+            f"the KV cache gets {gibibytes(budget)}, too little for even {2 * block_size} tokens "
+            f"({gibibytes(block_bytes)} for {block_size}): raise engine.kv_memory, lower engine.max_model_len or "
             "engine.max_num_seqs, or take a smaller precision (model.dtype=bfloat16, backend.kv_dtype=int8)"
         )
     return blocks
