@@ -200,16 +200,17 @@ at::Tensor finished(at::Tensor product, const std::optional<at::Tensor>& bias, a
 
 // Whether products are computed in tiles: not where rows are to come out alike in any number (`few` is 0).
 bool in_tiles(const at::Tensor& x, int64_t few) {
-  return kTiles && x.scalar_type() == at::kBFloat16 && few > 0 && x.size(0) > 1 && x.size(0) <= kMostRows;
+  return kTiles && x.scalar_type() == at::kBFloat16 && few > 0 && x.size(0) > 1;
 }
 
 at::Tensor many(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, int64_t few) {
   if (in_tiles(x, few)) {
     const at::Tensor rows = x.contiguous();
-    at::Tensor product = at::empty({x.size(0), weight.size(0)}, x.options().dtype(at::kFloat));
-    tiled(rows.const_data_ptr<at::BFloat16>(), x.size(0), weight.const_data_ptr<at::BFloat16>(), weight.size(0),
-          x.size(1), product.mutable_data_ptr<float>());
-    return finished(product, bias, x.scalar_type());
+    at::Tensor product = at::empty({x.size(0), weight.size(0)}, x.options());
+    tiled({rows.const_data_ptr<at::BFloat16>(), weight.const_data_ptr<at::BFloat16>(),
+           bias.has_value() ? bias->const_data_ptr<at::BFloat16>() : nullptr, product.mutable_data_ptr<at::BFloat16>(),
+           x.size(0), weight.size(0), x.size(1)});
+    return product;
   }
   if (x.scalar_type() != at::kFloat) return at::linear(x, weight, bias);
   using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view,
