@@ -1,4 +1,4 @@
-"""Operators of the torch decoder for CPUs, in C++: `torch.ops.xinfer.linear`, `experts`, `attention`, `encode_entries`.
+"""Operators of the torch decoder for CPUs, in C++: `torch.ops.xinfer.linear`, `experts`, `attention`, ...
 
 They are compiled for this processor when they are first needed, and kept in the cache folder. torch has such operators,
 but on a CPU they read weights at a fraction of the memory's speed when there are few rows, and a cache in blocks has to
@@ -33,6 +33,7 @@ _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trappin
 
 
 _VALUE_DIM = 7  # its place among the arguments of `attention`, after the queries
+_KV_HEADS = 4  # and among those of `rotate_and_store`, after the projections
 
 
 def compiler() -> str | None:
@@ -125,6 +126,7 @@ def _describe() -> None:
         "experts_codes": lambda x, codes, scales, zeros, chosen, *_: x.new_empty(*chosen.shape, codes.shape[1]),
         "rows_of_codes": lambda codes, scales, zeros, at, bits, columns: scales.new_empty(at.shape[0], columns),
         "encode_entries": _encoded,
+        "rotate_and_store": lambda qkv, *rest: qkv.new_empty(qkv.shape[0], qkv.shape[1] - 2 * rest[_KV_HEADS], qkv.shape[2]),
         "attention": lambda q, *rest: q.new_empty(q.shape[0], q.shape[1] * rest[_VALUE_DIM]),
     }
     for name, shape in shapes.items():

@@ -4,7 +4,6 @@
 // Here a row of the matrix is read along, several sums at a time, well ahead of its use. Many rows go to oneDNN.
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "sharing.h"
 #include "tiles.h"
 
 #define AT_DISPATCH_CASE_FLOAT(...)            \
@@ -30,7 +30,7 @@ namespace {
 constexpr int64_t kAhead = 8192;   // bytes, from use back to prefetching
 constexpr int64_t kStretch = 64;   // numbers of a row with sums of their own, 16 each
 constexpr int64_t kPiece = 1 << 21;  // weights that are made from codes at a time
-constexpr int64_t kShare = 1 << 15;  // weights that are worth a thread
+constexpr int64_t kShare = 1 << 14;  // weights that are worth a thread
 
 // A matrix of float32, bfloat16 or float16.
 template <class T>
@@ -43,8 +43,6 @@ struct Plain {
     Lanes sums[4] = {};
     int64_t i = 0;
     for (; i + kStretch <= columns; i += kStretch) {
-      for (size_t byte = 0; byte < kStretch * sizeof(T); byte += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(w + i) + byte + kAhead);
       for (int64_t j = 0; j < 4; j++) sums[j] += load(w + i + j * kLanes) * load(x + i + j * kLanes);
     }
     float sum = total((sums[0] + sums[1]) + (sums[2] + sums[3]));
@@ -168,8 +166,7 @@ void dots(const float* w, const float* x, int64_t columns, int64_t stride, float
 // to[m, n] = sum of x[m, :] * matrix[n, :].
 template <class Matrix>
 void multiply(const Matrix& matrix, const float* x, int64_t rows, int64_t columns, float* to, int64_t out) {
-  const int64_t share = std::max<int64_t>(1, kShare / columns);
-  at::parallel_for(0, out, share, [&](int64_t first, int64_t end) {
+  share_out_rows(out, std::max<int64_t>(1, kShare / columns), [&](int64_t first, int64_t end) {
     if (rows == 1) {
       for (int64_t n = first; n < end; n++) to[n] = matrix.dot(n, x);
       return;
@@ -244,7 +241,7 @@ at::Tensor many_codes(const Codes& matrix, const at::Tensor& x, int64_t out, int
     const at::Tensor rows = piece.narrow(0, 0, count);
     AT_DISPATCH_SWITCH(x.scalar_type(), "linear_codes", AT_DISPATCH_CASE_FLOAT([&] {
       scalar_t* to = rows.mutable_data_ptr<scalar_t>();
-      at::parallel_for(0, count, std::max<int64_t>(1, kShare / columns), [&](int64_t first, int64_t end) {
+      share_out_rows(count, std::max<int64_t>(1, kShare / columns), [&](int64_t first, int64_t end) {
         for (int64_t n = first; n < end; n++) matrix.widen(from + n, to + n * columns);
       });
     }));

@@ -7,12 +7,10 @@
 // (`tile`). Two Zen 5 cores multiply 32 rows at 750 and 512 at 950 of at most 1,100 GFLOP/s.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
-#include <atomic>
-
 #include "lanes.h"
+#include "sharing.h"
 
 namespace xinfer {
 
@@ -132,15 +130,6 @@ inline void panel(const Product& p, const float* x, int64_t m, int64_t n, bool p
     for (int64_t i = 0, row = m + v * kLanes; i < std::min(kLanes, p.rows - row); i++)
       store(each[i], p.to + (row + i) * p.outs + first, mask);
   }
-}
-
-// Calls `work` for each of `count` units, in turns on all threads.
-template <class Work>
-void share_out(int64_t count, Work work) {
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), count), 1, [&](int64_t, int64_t) {
-    for (int64_t unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(unit);
-  });
 }
 
 inline void tiled(const Product& p) {
