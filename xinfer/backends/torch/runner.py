@@ -63,6 +63,7 @@ class TorchRunner(ModelRunner):
         invariant = context.limits.invariant and self.can_pad and self.ranks is None
         loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant)
         self.model, stream = loaded.decoder, loaded.stream
+        self.weights_loaded(context, loaded.resident_bytes)
         self.padding = self._find_padding(context.limits) if invariant else None
         widths = [entry_bytes(layer.attention, kept) for layer in self.model.spec.layers]
         blocks = cache_blocks(sum(widths), context.limits, longest, self.device)
@@ -92,6 +93,9 @@ class TorchRunner(ModelRunner):
             capabilities=frozenset({"copy", "layers"} if self.tells_layers and self.ranks is None else {"copy"}),
         )
         end_threads()  # who steps may be another thread
+
+    def weights_loaded(self, context: BackendContext, resident: int) -> None:
+        """Do what is left to do for so many bytes of weights, before there is a cache."""
 
     def _find_padding(self, limits: Limits) -> Padding | None:
         """Return with how many rows the model's matrices treat every row alike, or None where nothing makes them."""
