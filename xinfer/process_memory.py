@@ -22,7 +22,7 @@ WORTH_HUGE_PAGES = 64 << 20  # bytes of weights, of which looking up where pages
 _RECENT = 0.1  # seconds
 _SIZE = 2 << 20
 _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
-_FULL = 0.9  # of a stretch, what must be in memory already: to fill holes would take memory that nobody needs
+_FULL = 0.75  # of a stretch, what must be in memory already: to fill holes would take memory that nobody needs
 
 
 class ResidentMemory:

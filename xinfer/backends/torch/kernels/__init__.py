@@ -33,7 +33,6 @@ _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trappin
 
 
 _VALUE_DIM = 7  # its place among the arguments of `attention`, after the queries
-_KV_HEADS = 4  # and among those of `rotate_and_store`, after the projections
 
 
 def compiler() -> str | None:
@@ -117,6 +116,12 @@ def _encoded(entries: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     return entries.new_empty(entries.shape[0], (scales + width + 3) // 4 * 4, dtype=dtype)
 
 
+def _queries(
+    qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pool: Tensor, kv_heads: int, interleaved: bool
+) -> Tensor:
+    return qkv.new_empty(qkv.shape[0], qkv.shape[1] - 2 * kv_heads, qkv.shape[2])
+
+
 def _describe() -> None:
     """Tell torch the shapes of what the operators return, so that graphs can be made of them."""
     shapes: dict[str, Callable[..., Tensor]] = {
@@ -126,7 +131,7 @@ def _describe() -> None:
         "experts_codes": lambda x, codes, scales, zeros, chosen, *_: x.new_empty(*chosen.shape, codes.shape[1]),
         "rows_of_codes": lambda codes, scales, zeros, at, bits, columns: scales.new_empty(at.shape[0], columns),
         "encode_entries": _encoded,
-        "rotate_and_store": lambda qkv, *rest: qkv.new_empty(qkv.shape[0], qkv.shape[1] - 2 * rest[_KV_HEADS], qkv.shape[2]),
+        "rotate_and_store": _queries,
         "attention": lambda q, *rest: q.new_empty(q.shape[0], q.shape[1] * rest[_VALUE_DIM]),
     }
     for name, shape in shapes.items():

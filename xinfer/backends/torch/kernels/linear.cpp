@@ -1,7 +1,9 @@
 // Products of a few rows with a matrix that lies as checkpoints have it, [out, in], each weight read once.
 //
 // A library's GEMM wants its matrix rearranged, and reads it at a fraction of the memory's speed when there is one row.
-// Here a row of the matrix is read along, several sums at a time, well ahead of its use. Many rows go to oneDNN.
+// Here a row of the matrix is read along, several sums at a time. Many rows go to oneDNN, but for those of `tiles.h`.
+// Codes, which take longer to compute than to read, are prefetched; numbers are not, since processors see by themselves
+// where a stream goes on (8 KB ahead it took two Zen 5 cores 7.1 instead of 6.8 ms for all of SmolLM2's in float32).
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
