@@ -100,7 +100,7 @@ def test_attention_of_any_sequences_is_the_formulas(
 @needs_operators
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(1, 30),
+    rows=st.one_of(st.integers(1, 70), st.sampled_from([88, 89, 530])),
     out=st.integers(1, 90),
     columns=st.integers(1, 300),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
@@ -114,13 +114,56 @@ def test_products_are_the_formulas_in_any_number_of_rows(
     x, weight, added = (
         torch.randn(*dims, generator=generator).to(dtype) for dims in ((rows, columns), (out, columns), (out,))
     )
-    module = Linear(weight, added if bias else None)
+    around = torch.full((weight.numel() + 128,), math.nan, dtype=dtype)  # what lies there is not the matrix's
+    around[64:-64] = weight.flatten()
+    module = Linear(around[64:-64].view(weight.shape), added if bias else None)
     theirs = x.double() @ weight.double().T + (added.double() if bias else 0)
     scale = float((x.double().abs() @ weight.double().abs().T).max()) + 5
     for few in (0, 64):
         module.few = few
         bound = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
         assert float((module(x).double() - theirs).abs().max()) <= bound * scale
+
+
+@needs_operators
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(1, 70),
+    heads=st.sampled_from([(9, 3), (4, 1), (2, 2)]),
+    dims=st.sampled_from([(64, 64), (64, 32), (64, 20), (18, 18), (7, 4)]),
+    interleaved=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    seed=st.integers(0, 1000),
+)
+def test_queries_are_turned_and_keys_and_values_lie_where_they_belong(
+    tokens: int, heads: tuple[int, int], dims: tuple[int, int], interleaved: bool, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    (queries, groups), (dim, width) = heads, dims
+    qkv = torch.randn(tokens, queries + 2 * groups, dim, generator=generator).to(dtype)
+    cos, sin = (torch.randn(tokens, 1, width, generator=generator).to(dtype) for _ in range(2))
+    slots = torch.randperm(100, generator=generator)[:tokens]
+    pool = torch.full((100, 2 * groups * dim), math.nan, dtype=dtype)
+    q = torch.ops.xinfer.rotate_and_store(qkv, cos, sin, slots, pool, groups, interleaved)
+    exact = qkv.double()
+    places = torch.arange(width)
+    partner = places ^ 1 if interleaved else (places + width // 2) % width
+    exact[..., :width] = exact[..., :width] * cos.double() + exact[..., partner] * sin.double()
+    keys, values = pool[slots].view(tokens, 2, groups, dim).unbind(1)
+    bound = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 5e-3}[dtype]
+    assert torch.allclose(q.double(), exact[:, :queries], rtol=bound, atol=bound)
+    assert torch.allclose(keys.double(), exact[:, queries : queries + groups], rtol=bound, atol=bound)
+    assert torch.equal(values, qkv[:, queries + groups :])
+    others = torch.ones(100, dtype=torch.bool).index_fill_(0, slots, value=False)
+    assert pool[others].isnan().all()
+
+
+@needs_operators
+def test_a_slot_beyond_the_cache_is_refused() -> None:
+    assert available()
+    qkv, turn, pool = torch.ones(1, 3, 8), torch.ones(1, 1, 8), torch.zeros(4, 16)
+    with pytest.raises(IndexError, match="slot 4 of 4"):
+        torch.ops.xinfer.rotate_and_store(qkv, turn, turn, torch.tensor([4]), pool, 1, False)
 
 
 def test_without_a_compiler_eager_says_so_and_computes_the_same(xinfer, tmp_path: Path) -> None:

@@ -28,11 +28,10 @@ from xinfer.errors import ConfigError, DeviceError
 from xinfer.hardware import gibibytes
 from xinfer.models.quantize import Scheme
 from xinfer.models.reader import give_back
-from xinfer.process_memory import use_huge_pages
+from xinfer.process_memory import WORTH_HUGE_PAGES, use_huge_pages
 
 log = logging.getLogger(__name__)
 
-_MANY = 64 << 20  # bytes of weights, of which looking up where pages lie takes a part of a step
 _SPARE = 2  # rows for each sequence that may run: others keep prompts that may come again
 
 
@@ -107,7 +106,7 @@ def opened(context: BackendContext, form: Form, providers: Providers) -> tuple[o
     session = opens(path, weights)
     del weights
     give_back()
-    if context.config.huge_pages and resident >= _MANY:
+    if context.config.huge_pages and resident >= WORTH_HUGE_PAGES:
         use_huge_pages()
     log.info(
         "session ready", extra={"weights_s": read - started, "session_s": perf_counter() - read, "bytes": resident}

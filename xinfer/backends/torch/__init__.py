@@ -36,11 +36,13 @@ class CompileConfig:
     Attributes:
         device: `cpu`; a CUDA device is refused so far.
         threads, kv_dtype: see `EagerConfig`.
+        huge_pages: move weights into huge pages once they are loaded (Linux).
     """
 
     device: str = "cpu"
     threads: int | None = None
     kv_dtype: str | None = None
+    huge_pages: bool = True
 
 
 def create(context: BackendContext) -> ModelRunner:

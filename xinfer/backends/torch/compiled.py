@@ -16,6 +16,7 @@ from xinfer.backends.torch.runner import TorchRunner
 from xinfer.backends.torch.threads import end_threads
 from xinfer.devices import choose_device
 from xinfer.errors import DeviceError
+from xinfer.process_memory import WORTH_HUGE_PAGES, use_huge_pages
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,11 @@ class CompiledRunner(TorchRunner):
         self._graphs = Graphs(self.model, self.pools, self.block_size, self.kernels)
         end_threads()
         log.info("graphs loaded", extra={"seconds": perf_counter() - started})
+
+    def weights_loaded(self, context: BackendContext, resident: int) -> None:
+        """See `TorchRunner.weights_loaded`."""
+        if context.config.huge_pages and resident >= WORTH_HUGE_PAGES:
+            use_huge_pages()
 
     def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """See `TorchRunner.compute`."""

@@ -57,6 +57,9 @@ class Attention(nn.Module):
         """[T, H] to [T, H]; keys and values go into `pool`."""
         q_heads, kv_heads, dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
         qkv = self.qkv(x).view(x.shape[0], q_heads + 2 * kv_heads, dim)
+        if turn is not None and isinstance(step, PagedStep) and self._just_turned and step.turns(self.spec, pool, x):
+            q = grow(step.rotate_and_store(qkv, turn, pool, self.spec), turn)
+            return self._output(step.attend(q, qkv, pool, self.spec, self.sinks))
         qk, v = qkv[:, : q_heads + kv_heads], qkv[:, q_heads + kv_heads :]
         if self.spec.qk_norm_turned:
             qk = rotate(qk, turn)
@@ -68,7 +71,15 @@ class Attention(nn.Module):
             qk = rotate(qk, turn)
         kv = torch.cat([qk[:, q_heads:], v], 1).flatten(1)
         store(kv, step.slots, pool, self.spec)
-        out: Tensor = self.o(step.attend(grow(qk[:, :q_heads], turn), kv, pool, self.spec, self.sinks))
+        return self._output(step.attend(grow(qk[:, :q_heads], turn), kv, pool, self.spec, self.sinks))
+
+    @property
+    def _just_turned(self) -> bool:
+        """Whether nothing but their turn is between the projections and what is cached."""
+        return self.spec.qk_norm is None and self.spec.clip is None
+
+    def _output(self, attended: Tensor) -> Tensor:
+        out: Tensor = self.o(attended)
         return out
 
     def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:

@@ -30,8 +30,9 @@ from xinfer.models.spec import NormSpec
 class Linear(nn.Module):
     """x @ W.T + b, with W as checkpoints have it.
 
-    On a CPU products of a few rows are this package's own, others oneDNN's, which for float32 torch only calls by this
-    operator: MKL, its choice, is half as fast on AMD's processors.
+    On a CPU products of a few rows, and of bfloat16 those of any number if the processor adds up products of pairs, are
+    this package's own; others oneDNN's, which for float32 torch only calls by this operator: MKL, its choice, is half
+    as fast on AMD's processors.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:

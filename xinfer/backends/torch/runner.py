@@ -64,6 +64,7 @@ class TorchRunner(ModelRunner):
         invariant = context.limits.invariant and self.can_pad and self.ranks is None
         loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant)
         self.model, stream = loaded.decoder, loaded.stream
+        self.weights_loaded(context, loaded.resident_bytes)
         self.padding = self._find_padding(context.limits) if invariant else None
         choices = choose_kernels(self.model.spec, self.dtype, kept, self.device)
         self.kernels = {kind: choice.kernel for kind, choice in choices.items()}
@@ -118,6 +119,9 @@ class TorchRunner(ModelRunner):
             if self.kernels[kind] == "flex":
                 warm_up(kind, pool, self.dtype, self.block_size)
         log.info("attention compiled", extra={"seconds": perf_counter() - started})
+
+    def weights_loaded(self, context: BackendContext, resident: int) -> None:
+        """Do what is left to do for so many bytes of weights, before there is a cache."""
 
     def _find_padding(self, limits: Limits) -> Padding | None:
         """Return with how many rows the model's matrices treat every row alike, or None where nothing makes them."""

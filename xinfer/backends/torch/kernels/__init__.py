@@ -1,4 +1,4 @@
-"""Operators of the torch decoder for CPUs, in C++: `torch.ops.xinfer.linear`, `experts`, `attention`, `encode_entries`.
+"""Operators of the torch decoder for CPUs, in C++: `torch.ops.xinfer.linear`, `experts`, `attention`, ...
 
 They are compiled for this processor when they are first needed, and kept in the cache folder. torch has such operators,
 but on a CPU they read weights at a fraction of the memory's speed when there are few rows, and a cache in blocks has to
@@ -116,6 +116,12 @@ def _encoded(entries: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     return entries.new_empty(entries.shape[0], (scales + width + 3) // 4 * 4, dtype=dtype)
 
 
+def _queries(
+    qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pool: Tensor, kv_heads: int, interleaved: bool
+) -> Tensor:
+    return qkv.new_empty(qkv.shape[0], qkv.shape[1] - 2 * kv_heads, qkv.shape[2])
+
+
 def _describe() -> None:
     """Tell torch the shapes of what the operators return, so that graphs can be made of them."""
     shapes: dict[str, Callable[..., Tensor]] = {
@@ -125,6 +131,7 @@ def _describe() -> None:
         "experts_codes": lambda x, codes, scales, zeros, chosen, *_: x.new_empty(*chosen.shape, codes.shape[1]),
         "rows_of_codes": lambda codes, scales, zeros, at, bits, columns: scales.new_empty(at.shape[0], columns),
         "encode_entries": _encoded,
+        "rotate_and_store": _queries,
         "attention": lambda q, *rest: q.new_empty(q.shape[0], q.shape[1] * rest[_VALUE_DIM]),
     }
     for name, shape in shapes.items():

@@ -4,11 +4,10 @@
 // each has its own maximum, sum and weighed values.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <vector>
 
+#include "sharing.h"
 #include "step.h"
 
 namespace xinfer {
@@ -115,16 +114,13 @@ void combine(const float* states, const float* values, int64_t count, int64_t ap
   float most = sink == nullptr ? kNothing : *sink;
   for (int64_t j = 0; j < count; j++) most = std::max(most, states[j * apart * 2]);
   float sum = sink == nullptr ? 0 : std::exp(*sink - most);
-  std::vector<float> shares(count);
+  std::vector<float> whole(dim);
   for (int64_t j = 0; j < count; j++) {
-    shares[j] = std::exp(states[j * apart * 2] - most);
-    sum += shares[j] * states[j * apart * 2 + 1];
+    const float share = std::exp(states[j * apart * 2] - most);
+    sum += share * states[j * apart * 2 + 1];
+    for (int64_t d = 0; d < dim; d++) whole[d] += share * values[j * apart * dim + d];
   }
-  for (int64_t d = 0; d < dim; d++) {
-    float value = 0;
-    for (int64_t j = 0; j < count; j++) value += shares[j] * values[j * apart * dim + d];
-    to[d] = static_cast<T>(value / sum);
-  }
+  for (int64_t d = 0; d < dim; d++) to[d] = static_cast<T>(whole[d] / sum);
 }
 
 // Sequences with one new token each.
@@ -135,7 +131,7 @@ void decode(const Step<T, C>& step, const std::vector<int64_t>& sequences) {
   const std::vector<Task> tasks = tasks_of(sequences, step.contexts, shape);
   const int64_t count = static_cast<int64_t>(tasks.size());
   std::vector<float> states(count * heads * 2), values(count * heads * shape.value_dim);
-  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t stop) {
+  share_out_rows(count, 1, [&](int64_t begin, int64_t stop) {
     std::vector<float> query(heads * padded);
     for (int64_t i = begin; i < stop; i++) {
       const Task& task = tasks[i];

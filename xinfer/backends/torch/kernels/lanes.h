@@ -150,6 +150,28 @@ inline Lanes totals(const Lanes (&each)[kLanes]) {
   return added<8>(eights[0], eights[1]);
 }
 
+template <int apart, int... lane>
+inline void exchange(Lanes& one, Lanes& other, std::integer_sequence<int, lane...>) {
+  const Lanes low = __builtin_shufflevector(one, other, (lane & apart ? kLanes + (lane & ~apart) : lane)...);
+  other = __builtin_shufflevector(one, other, (lane & apart ? kLanes + lane : lane | apart)...);
+  one = low;
+}
+
+template <int apart>
+inline void exchange(Lanes (&rows)[kLanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i++)
+    if ((i & apart) == 0) exchange<apart>(rows[i], rows[i | apart], std::make_integer_sequence<int, kLanes>());
+}
+
+// rows[i][j] to rows[j][i].
+inline void transpose(Lanes (&rows)[kLanes]) {
+  exchange<1>(rows);
+  exchange<2>(rows);
+  exchange<4>(rows);
+  exchange<8>(rows);
+}
+
 // e to the power of lanes, none of them above 0, to within 2e-7 of itself; below -87 it is 0.
 // Cody and Waite's reduction; the polynomial is that of Cephes' expf.
 inline Lanes exponential(Lanes lanes) {

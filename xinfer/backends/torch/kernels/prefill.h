@@ -6,12 +6,10 @@
 // bfloat16 where the processor adds up the products of such by itself; weights are then rounded to bfloat16 too.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
+#include "sharing.h"
 #include "step.h"
 
 namespace xinfer {
@@ -111,15 +109,6 @@ class Prefill {
     int64_t unit, first;  // query of the sequence's new ones, or a stretch
   };
 
-  // Does tasks in turns, each thread the next one.
-  template <class Work>
-  static void share(const std::vector<Task>& tasks, Work work) {
-    std::atomic<size_t> next{0};
-    at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), tasks.size()), 1, [&](int64_t, int64_t) {
-      for (size_t i; (i = next.fetch_add(1)) < tasks.size();) work(tasks[i]);
-    });
-  }
-
   int64_t count(const Unit<T>& unit) const {
     return step_.starts[unit.sequence + 1] - step_.starts[unit.sequence];
   }
@@ -132,8 +121,8 @@ class Prefill {
       for (int64_t first = 0; first < count(units[u]); first += queries_) tiles.push_back({unit, first});
     }
     std::reverse(tiles.begin(), tiles.end());  // the last ones, which take longest, come first
-    share(stretches, [&](const Task& task) { lay_out(units[task.unit], task.first); });
-    share(tiles, [&](const Task& task) { attend(units[task.unit], task.first); });
+    share_out(stretches.size(), [&](int64_t i) { lay_out(units[stretches[i].unit], stretches[i].first); });
+    share_out(tiles.size(), [&](int64_t i) { attend(units[tiles[i].unit], tiles[i].first); });
   }
 
   void lay_out(Unit<T>& unit, int64_t first) const {
