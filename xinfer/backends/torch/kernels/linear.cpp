@@ -37,6 +37,8 @@ constexpr int64_t kShare = 1 << 14;  // weights that are worth a thread
 // A matrix of float32, bfloat16 or float16.
 template <class T>
 struct Plain {
+  static constexpr int64_t kLeast = kShare;  // weights that a thread takes at a time
+
   const T* weights;
   int64_t columns;
 
@@ -63,6 +65,8 @@ struct Plain {
 // A matrix in blocks of codes; a weight is (code - zero) * scale. Of a block's four-bit codes the first half lies in
 // the low nibbles. x has `blocks * block` numbers, those beyond the matrix 0.
 struct Codes {
+  static constexpr int64_t kLeast = kShare << 3;  // in less there is nothing to be prefetched
+
   const uint8_t* codes;  // [out, blocks, block * bits / 8]
   const float* scales;   // [out, blocks]
   const uint8_t* zeros;  // [out, blocks], or null for 2**(bits - 1)
@@ -168,7 +172,7 @@ void dots(const float* w, const float* x, int64_t columns, int64_t stride, float
 // to[m, n] = sum of x[m, :] * matrix[n, :].
 template <class Matrix>
 void multiply(const Matrix& matrix, const float* x, int64_t rows, int64_t columns, float* to, int64_t out) {
-  share_out_rows(out, std::max<int64_t>(1, kShare / columns), [&](int64_t first, int64_t end) {
+  share_out_rows(out, std::max<int64_t>(1, Matrix::kLeast / columns), [&](int64_t first, int64_t end) {
     if (rows == 1) {
       for (int64_t n = first; n < end; n++) to[n] = matrix.dot(n, x);
       return;
