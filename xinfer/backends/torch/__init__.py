@@ -22,11 +22,14 @@ class EagerConfig:
         threads: of the CPU; None takes one for each physical core.
         kv_dtype: of keys and values in the cache: None is that of activations; `int8` and `fp8` take about a quarter of
             float32's memory, each head of each token with a scale of its own.
+        pinned_memory: of the host, in which layers that are streamed to a CUDA device may stay, instead of being read
+            again for each step: bytes, or up to 1 a share of what is free. No other program can use such memory.
     """
 
     device: str = "auto"
     threads: int | None = None
     kv_dtype: str | None = None
+    pinned_memory: float = 0.0
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 __all__ = ["Codes", "CodesEmbedding", "CodesLinear", "ExpertCodes"]
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -47,10 +47,19 @@ class Codes:
         zeros = None if packed.zeros is None else packed.zeros.view(scales.shape)
         return cls(codes.flatten(-2), scales, zeros, packed.bits, packed.columns)
 
-    def to(self, device: torch.device) -> "Codes":
-        """Return them on a device."""
-        zeros = None if self.zeros is None else self.zeros.to(device)
-        return Codes(self.codes.to(device), self.scales.to(device), zeros, self.bits, self.columns)
+    def apply(self, change: Callable[[Tensor], Tensor]) -> "Codes":
+        """Return them with each part as another tensor of the same numbers."""
+        zeros = None if self.zeros is None else change(self.zeros)
+        return Codes(change(self.codes), change(self.scales), zeros, self.bits, self.columns)
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> "Codes":
+        """Return them on a device; as with `Tensor.to`, the host need not wait until they are there."""
+        return self.apply(lambda part: part.to(device, non_blocking=non_blocking))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     def narrow(self, dim: int, start: int, length: int) -> "Codes | None":
         """Return a stretch of it, copied; None where that cuts blocks of inputs."""

@@ -61,7 +61,8 @@ class TorchRunner(ModelRunner):
         longest, wanted = spec.context_len(context.limits.max_model_len), context.config.kv_dtype
         kept = self.dtype if wanted is None else KV_DTYPES[wanted]
         invariant = context.limits.invariant and self.can_pad and self.ranks is None
-        loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant)
+        pinned = getattr(context.config, "pinned_memory", 0.0)  # a key of those that stream
+        loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant, pinned)
         self.model, stream = loaded.decoder, loaded.stream
         self.padding = self._find_padding(context.limits) if invariant else None
         widths = [entry_bytes(layer.attention, kept) for layer in self.model.spec.layers]
@@ -153,7 +154,7 @@ class TorchRunner(ModelRunner):
         used = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else self._memory()
         metrics: dict[str, Any] = {"mem_used": used}
         if (stream := self.model.stream) is not None:
-            metrics["stream_wait_ms"], stream.waited_s = stream.waited_s * 1e3, 0.0
+            metrics["stream_wait_ms"] = stream.waited() * 1e3
         return metrics
 
     def close(self) -> None:
