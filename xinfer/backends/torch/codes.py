@@ -91,6 +91,20 @@ class Codes:
         weights: Tensor = (numbers.float() - middle) * scales[..., None]
         return weights.flatten(-2)[..., : self.columns]
 
+    def times(self, x: Tensor) -> Tensor:
+        """Return float32 x @ W.T, [T, in] to [T, out], as one sum over products, of which a compiler writes one loop.
+
+        It reads codes instead of weights, once for each row of x: for a single row that is the least there is to read.
+        """
+        numbers = self.codes.view(*self.scales.shape, -1)
+        halves = [numbers] if self.bits == 8 else [numbers & 15, numbers >> 4]
+        middle = float(1 << (self.bits - 1)) if self.zeros is None else self.zeros[..., None].float()
+        missing = numbers.shape[-2] * numbers.shape[-1] * len(halves) - self.columns
+        places = F.pad(x.float(), (0, missing)).view(len(x), 1, numbers.shape[-2], len(halves), -1)
+        products = sum((half.float() - middle) * places[..., i, :] for i, half in enumerate(halves))
+        out: Tensor = (products * self.scales[..., None]).sum((-2, -1))
+        return out
+
 
 def joined(parts: Sequence[Codes], dim: int, join: Join) -> Codes:
     """Return matrices that fit, one's rows behind the other's along a dimension."""
@@ -119,7 +133,11 @@ class _Held(nn.Module):
 
 
 class CodesLinear(_Held):
-    """x @ W.T + b; on a CPU few rows are multiplied with the codes, for more weights are made piece by piece."""
+    """x @ W.T + b: few rows are multiplied with the codes, for more weights are made, on a CPU piece by piece.
+
+    On a CUDA device `few` is one row. torch has kernels for more, which take other codes than these: of eight bits
+    with one scale a row, of four with scales rounded to bfloat16 (`_weight_int8pack_mm`, `_weight_int4pack_mm`).
+    """
 
     def __init__(self, codes: Codes, bias: Tensor | None = None) -> None:
         super().__init__(codes)
@@ -132,6 +150,9 @@ class CodesLinear(_Held):
                 x, self.codes, self.scales, self.zeros, self.bias, self.bits, self.few
             )
             return out
+        if x.shape[0] == 1:
+            out = self.held.times(x).to(x.dtype)
+            return out if self.bias is None else out + self.bias
         return F.linear(x, self.held.weights().to(x.dtype), self.bias)
 
     def rows(self, start: int, end: int) -> "CodesLinear":
@@ -187,3 +208,13 @@ class ExpertCodes(_Held):
             x, self.codes, self.scales, self.zeros, chosen, self.bits, self.few
         )
         return out if self.bias is None else out + self.bias[chosen]
+
+    def times(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """See `ExpertLinear.times`."""
+        out = (self.held.weights(chosen) * x.float()[:, None]).sum(-1).to(x.dtype)
+        return out if self.bias is None else out + self.bias[chosen]
+
+    def grouped(self, x: Tensor, ends: Tensor, own: Tensor) -> Tensor:
+        """See `ExpertLinear.grouped`."""
+        out: Tensor = F.grouped_mm(x, self.held.weights().to(x.dtype).mT, offs=ends)
+        return out if self.bias is None else out + self.bias[own]
