@@ -8,27 +8,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from xinfer.backends.torch import attention
-from xinfer.backends.torch.attention import CpuStep, Step, plan_step
+from xinfer.backends.torch.attention import Step, plan_gathered
+from xinfer.backends.torch.choosing import choose_kernel
 from xinfer.backends.torch.invariant import InvariantStep, Padding, plan_invariant
+from xinfer.backends.torch.paged import PagedStep, plan_paged, plan_step
 from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec, RopeSpec
 
 LENGTH, BLOCK = 16, 4
+CPU = torch.device("cpu")
 
-Plan = Callable[[Batch], Step | CpuStep | InvariantStep]
-
-
-def fast(batch: Batch) -> Step | CpuStep:
-    return plan_step(batch, BLOCK, torch.device("cpu"))
+Plan = Callable[[Batch, AttentionSpec], Step | PagedStep | InvariantStep]
 
 
-def by_torch_alone(batch: Batch) -> Step:
-    return attention._plan_for_torch(batch, BLOCK, torch.device("cpu"))
+def fast(batch: Batch, spec: AttentionSpec) -> Step | PagedStep:
+    return plan_step(batch, BLOCK, CPU, {spec: choose_kernel(spec, CPU).kernel})
 
 
-def invariant(batch: Batch) -> InvariantStep:
-    return plan_invariant(batch, BLOCK, Padding(), torch.device("cpu"))
+def gathered_by_host(batch: Batch, spec: AttentionSpec) -> Step:
+    return plan_gathered(batch, BLOCK, CPU)
+
+
+def gathered_by_device(batch: Batch, spec: AttentionSpec) -> PagedStep:
+    return plan_paged(batch, BLOCK, CPU, {spec: "sdpa"})
+
+
+def invariant(batch: Batch, spec: AttentionSpec) -> InvariantStep:
+    return plan_invariant(batch, BLOCK, Padding(), CPU)
 
 
 def seen_keys(plan: Plan, chunks: Sequence[int], window: int | None, others: Sequence[int] = ()) -> list[list[int]]:
@@ -61,7 +67,7 @@ def seen_keys(plan: Plan, chunks: Sequence[int], window: int | None, others: Seq
         )
         values = torch.eye(LENGTH)[torch.from_numpy(places % LENGTH)]
         kv = torch.cat([torch.ones_like(values), values], 1)
-        step = plan(batch)
+        step = plan(batch, spec)
         pool[step.slots] = kv[: len(step.slots)]
         out = step.attend(torch.zeros(len(places), 1, LENGTH), kv, pool, spec)
         assert out.isfinite().all()  # those of shorter contexts too, whose keys are padded (case N01)
@@ -79,7 +85,7 @@ def keys(row: Tensor) -> list[int]:
 CUTS = {"prefill": [16], "decode": [1] * 16, "chunks": [5, 1, 7, 3], "chunks then decode": [6, 4, 1, 1, 1, 1, 1, 1]}
 
 
-@pytest.mark.parametrize("plan", [fast, by_torch_alone, invariant])
+@pytest.mark.parametrize("plan", [fast, gathered_by_host, gathered_by_device, invariant])
 @pytest.mark.parametrize("window", [1, 2, 4, 15, 16, 17, None])
 @pytest.mark.parametrize("others", [(), (3, 9, 20)], ids=["alone", "in company"])
 @pytest.mark.parametrize("chunks", CUTS.values(), ids=CUTS)

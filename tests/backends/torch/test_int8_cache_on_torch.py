@@ -19,7 +19,7 @@ from test_requests_on_torch import two_processes
 from torch import Tensor
 
 from xinfer.backends import BackendContext
-from xinfer.backends.torch import CompileConfig, EagerConfig, attention, create, decoder, entries, linear, mlp, supports
+from xinfer.backends.torch import CompileConfig, EagerConfig, choosing, create, decoder, entries, linear, mlp, supports
 from xinfer.backends.torch import codes as codes_of_weights
 from xinfer.engine.runner import LEVELS
 from xinfer.engine.types import Limits
@@ -83,7 +83,7 @@ def test_logits_are_those_of_transformers_with_rounded_keys_and_values(
     way: str, kept: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "torch":
-        for module in (attention, entries, linear, mlp, codes_of_weights, decoder):
+        for module in (choosing, entries, linear, mlp, codes_of_weights, decoder):
             monkeypatch.setattr(module, "available", lambda: False, raising=False)
     determinism = "invariant" if way == "invariant" else "fast"
     reference, prompt = case.reference(), case.prompt()

@@ -5,11 +5,12 @@ are part of the keys; `entries.py` tells how they are kept as codes. Sequences w
 padded to the longest; each of the others alone.
 """
 
-__all__ = ["CpuStep", "Step", "attend", "plan_step", "slots_of", "split"]
+__all__ = ["Step", "attend", "gathered", "plan_gathered", "slots_of", "split"]
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xinfer.backends.torch.entries import as_kept, decode_entries
-from xinfer.backends.torch.kernels import available
+from xinfer.engine.transfer import send
 from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec
 
@@ -128,37 +129,46 @@ class Step:
         return out[0].transpose(0, 1).reshape(length, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuStep:
-    """As `Step`, for the operator that sees to all sequences at once.
+def gathered(
+    q: Tensor,
+    pool: Tensor,
+    starts: list[int],
+    contexts: list[int],
+    context_lens: Tensor,
+    block_tables: Tensor,
+    block_size: int,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return what `Step.attend` does, of sequences whose new tokens begin at `starts`; see `PagedStep` for the rest.
 
-    Attributes:
-        slots: [T] where keys and values are written.
-        sample_at: [K] tokens whose logits are wanted; None for all.
-        longest: tokens of the longest sequence.
-        query_starts: int32 [S + 1] where each sequence's new tokens begin in the step, and where the last ones end.
-        context_lens: int32 [S] tokens of each sequence, new ones among them.
-        block_tables: int32 [S, M].
-        block_size: slots of a block.
+    `contexts` are `context_lens` on the host, or more where each sequence has one token.
     """
+    device = q.device
 
-    slots: Tensor
-    sample_at: Tensor | None
-    longest: int
-    query_starts: Tensor
-    context_lens: Tensor
-    block_tables: Tensor
-    block_size: int
+    def slots(tables: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        places = torch.minimum(torch.arange(longest, device=device), lengths[:, None] - 1)
+        return (tables.gather(1, places // block_size).long() * block_size + places % block_size).view(-1)
 
-    def attend(self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
-        """See `Step.attend`."""
-        latent = spec.latent is not None
-        cap, window = spec.softcap or 0.0, spec.window or 0
-        out: Tensor = torch.ops.xinfer.attention(
-            *(q, pool, self.query_starts, self.context_lens, self.block_tables, sinks, self.block_size),
-            *(spec.kv_heads, spec.value_dim, latent, spec.scale, cap, window),
+    counts = [end - start for start, end in pairwise(starts)]
+    single = [s for s, count in enumerate(counts) if count == 1]
+    prefills = tuple(
+        Prefill(
+            starts[s], starts[s + 1], contexts[s], slots(block_tables[s : s + 1], context_lens[s : s + 1], contexts[s])
         )
-        return out
+        for s, count in enumerate(counts)
+        if count > 1
+    )
+    decode = None
+    if len(single) == len(counts):
+        longest = max(contexts)
+        decode = Decode(None, slots(block_tables, context_lens, longest), context_lens, longest, True)
+    elif single:
+        sequences, longest = send(single, device), max(contexts[s] for s in single)
+        lengths = context_lens[sequences]
+        rows = send([starts[s] for s in single], device)
+        decode = Decode(rows, slots(block_tables[sequences], lengths, longest), lengths, longest, True)
+    return Step(context_lens, None, 0, decode, prefills).attend(q, q, pool, spec, sinks)
 
 
 def split(entries: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
@@ -247,20 +257,15 @@ def _causal(length: int, context: int, window: int | None, device: torch.device)
     return seen & (keys > last - window) if window is not None else seen
 
 
-def plan_step(batch: Batch, block_size: int, device: torch.device) -> Step | CpuStep:
+def plan_gathered(batch: Batch, block_size: int, device: torch.device) -> Step:
     """Turn a batch into what the layers need, once for all of them."""
-    if device.type == "cpu" and available():
-        return _plan_for_cpu(batch, block_size)
-    return _plan_for_torch(batch, block_size, device)
 
-
-def _plan_for_torch(batch: Batch, block_size: int, device: torch.device) -> Step:
-    def send(array: NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(array).to(device, torch.int64)
+    def sent(array: NDArray[np.integer]) -> Tensor:
+        return send(array, device, torch.int64)
 
     def place(slots: NDArray[np.int64]) -> Slots:
         beside = slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all())
-        return slice(int(slots[0]), int(slots[-1]) + 1) if beside else send(slots)
+        return slice(int(slots[0]), int(slots[-1]) + 1) if beside else sent(slots)
 
     starts, lengths = batch.query_starts[:-1], np.diff(batch.query_starts)
     single = np.flatnonzero(lengths == 1)
@@ -277,25 +282,12 @@ def _plan_for_torch(batch: Batch, block_size: int, device: torch.device) -> Step
         longest = int(contexts.max())
         places = np.minimum(np.arange(longest), contexts[:, None] - 1)
         slots = place(slots_of(batch.block_tables[single], places, block_size).reshape(-1))
-        rows = send(starts[single]) if prefills else None
-        decode = Decode(rows, slots, send(contexts), longest, bool((contexts != longest).any()))
+        rows = sent(starts[single]) if prefills else None
+        decode = Decode(rows, slots, sent(contexts), longest, bool((contexts != longest).any()))
     everything = len(batch.sample_at) == len(batch.token_ids)
-    sample_at = None if everything else send(batch.sample_at)
+    sample_at = None if everything else sent(batch.sample_at)
     longest = int(batch.context_lens.max())
-    return Step(send(batch.slot_mapping), sample_at, longest, decode, tuple(prefills))
-
-
-def _plan_for_cpu(batch: Batch, block_size: int) -> CpuStep:
-    everything = len(batch.sample_at) == len(batch.token_ids)
-    return CpuStep(
-        slots=torch.from_numpy(batch.slot_mapping),
-        sample_at=None if everything else torch.from_numpy(batch.sample_at),
-        longest=int(batch.context_lens.max()),
-        query_starts=torch.from_numpy(batch.query_starts),
-        context_lens=torch.from_numpy(batch.context_lens),
-        block_tables=torch.from_numpy(np.ascontiguousarray(batch.block_tables)),
-        block_size=block_size,
-    )
+    return Step(sent(batch.slot_mapping), sample_at, longest, decode, tuple(prefills))
 
 
 def slots_of(table: NDArray[np.int32], places: NDArray[np.integer], block_size: int) -> NDArray[np.int64]:

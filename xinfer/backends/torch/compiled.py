@@ -8,10 +8,10 @@ from time import perf_counter
 from torch import Tensor
 
 from xinfer.backends import BackendContext
-from xinfer.backends.torch.attention import CpuStep
 from xinfer.backends.torch.decoder import AnyStep
 from xinfer.backends.torch.graphs import Graphs
 from xinfer.backends.torch.kernels import available
+from xinfer.backends.torch.paged import PagedStep
 from xinfer.backends.torch.runner import BLOCK, TorchRunner
 from xinfer.backends.torch.threads import end_threads
 from xinfer.devices import choose_device
@@ -37,13 +37,13 @@ class CompiledRunner(TorchRunner):
             )
         super().__init__(context)
         started = perf_counter()
-        self._graphs = Graphs(self.model, self.pools, BLOCK)
+        self._graphs = Graphs(self.model, self.pools, BLOCK, self.kernels)
         end_threads()
         log.info("graphs loaded", extra={"seconds": perf_counter() - started})
 
     def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """See `TorchRunner.compute`."""
-        assert isinstance(step, CpuStep)
+        assert isinstance(step, PagedStep)
         return self._graphs(token_ids, positions, step)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xinfer.backends.torch.attention import CpuStep, Step
+from xinfer.backends.torch.attention import Step
 from xinfer.backends.torch.codes import Codes, CodesEmbedding, CodesLinear, ExpertCodes
 from xinfer.backends.torch.entries import store
 from xinfer.backends.torch.invariant import InvariantStep, Padding, Part, by_rows
@@ -31,11 +31,12 @@ from xinfer.backends.torch.linear import (
 )
 from xinfer.backends.torch.load import Load
 from xinfer.backends.torch.mlp import Elementwise, Experts, make_mlp
+from xinfer.backends.torch.paged import PagedStep
 from xinfer.backends.torch.rotary import Rotary, Turn, grow, rotate
 from xinfer.backends.torch.streaming import LayerStream
 from xinfer.models.spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec, RopeSpec
 
-AnyStep = Step | CpuStep | InvariantStep
+AnyStep = Step | PagedStep | InvariantStep
 Turns = dict[RopeSpec, Turn]
 
 

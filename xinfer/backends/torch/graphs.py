@@ -23,9 +23,9 @@ from filelock import FileLock
 from torch import Tensor, nn
 from torch.export import Dim
 
-from xinfer.backends.torch.attention import CpuStep
 from xinfer.backends.torch.decoder import Decoder, Turns
 from xinfer.backends.torch.kernels import build_key
+from xinfer.backends.torch.paged import Kernels, PagedStep
 from xinfer.backends.torch.rotary import Turn
 from xinfer.models.cache import cache_folder
 
@@ -65,17 +65,18 @@ class Graphs:
         model: whose steps they are.
         pools: its caches.
         block_size: slots of a block.
+        kernels: what computes each kind of attention.
     """
 
-    def __init__(self, model: Decoder, pools: list[Tensor], block_size: int) -> None:
-        self._model, self._pools, self._block_size = model, pools, block_size
-        self._key = _key(model, pools, block_size)
+    def __init__(self, model: Decoder, pools: list[Tensor], block_size: int, kernels: Kernels) -> None:
+        self._model, self._pools, self._block_size, self._kernels = model, pools, block_size, kernels
+        self._key = _key(model, pools, block_size, kernels)
         self._weights = {
             f"model.{name}": weight.data for name, weight in model.named_parameters(remove_duplicate=False)
         }
         self._single, self._several = self._load(single=True), self._load(single=False)
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, step: CpuStep) -> Tensor:
+    def __call__(self, token_ids: Tensor, positions: Tensor, step: PagedStep) -> Tensor:
         """Return float32 logits [K, vocabulary] of the tokens `step.sample_at`; ids and positions are [T]."""
         wanted = len(token_ids) if step.sample_at is None else len(step.sample_at)
         turns = flat_turns(self._model.turns(positions, step.longest))
@@ -105,7 +106,8 @@ class Graphs:
         name = "1 of 2, for single tokens," if single else "2 of 2, for several tokens,"
         log.warning("graph %s is compiled; this takes up to a minute, once", name)
         started = perf_counter()
-        traced, scratch_folder = _Traced(self._model, self._block_size), tempfile.TemporaryDirectory(dir=file.parent)
+        traced = _Traced(self._model, self._block_size, self._kernels)
+        scratch_folder = tempfile.TemporaryDirectory(dir=file.parent)
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), scratch_folder as scratch:
             warnings.simplefilter("ignore", FutureWarning)  # torch's, of itself
             arguments, shapes = self._example(single)
@@ -139,11 +141,12 @@ class Graphs:
         )
 
 
-def _key(model: Decoder, pools: list[Tensor], block_size: int) -> str:
+def _key(model: Decoder, pools: list[Tensor], block_size: int, kernels: Kernels) -> str:
     """Return a hash of all that a graph depends on; code that it is traced from is this folder's."""
     weights = [(name, tuple(each.shape), each.dtype) for name, each in model.named_parameters()]
     kept = [pool.dtype for pool in pools]
-    digest = hashlib.sha256(repr((model.spec, weights, kept, block_size, build_key())).encode())
+    computing = [kernels[layer.attention] for layer in model.spec.layers]
+    digest = hashlib.sha256(repr((model.spec, weights, kept, block_size, computing, build_key())).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:32]
@@ -152,9 +155,9 @@ def _key(model: Decoder, pools: list[Tensor], block_size: int) -> str:
 class _Traced(nn.Module):
     """A step as a function of tensors alone."""
 
-    def __init__(self, model: Decoder, block_size: int) -> None:
+    def __init__(self, model: Decoder, block_size: int, kernels: Kernels) -> None:
         super().__init__()
-        self.model, self._block_size = model, block_size
+        self.model, self._block_size, self._kernels = model, block_size, kernels
         self._ropes = list(dict.fromkeys(layer.attention.rope for layer in model.spec.layers))
 
     def forward(
@@ -170,7 +173,12 @@ class _Traced(nn.Module):
         pools: list[Tensor],
     ) -> Tensor:
         """Return logits [K, vocabulary]."""
-        step = CpuStep(slots, sample_at, 0, query_starts, context_lens, block_tables, self._block_size)
+        step = PagedStep(
+            *(slots, sample_at, 0, query_starts, context_lens, block_tables, self._block_size),
+            host=context_lens,  # which the operator in C++ does not look at
+            single=token_ids.shape[0] == 1,
+            kernels=self._kernels,
+        )
         return self.model.compute(token_ids, positions, self._turns(turns), pools, step)
 
     def _turns(self, flat: list[Tensor]) -> Turns:

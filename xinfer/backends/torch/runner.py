@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xinfer.backends import BackendContext
-from xinfer.backends.torch.attention import plan_step
+from xinfer.backends.torch.choosing import choose_kernel
 from xinfer.backends.torch.decoder import AnyStep
 from xinfer.backends.torch.entries import KV_DTYPES, entry_bytes
 from xinfer.backends.torch.invariant import (
@@ -26,6 +26,7 @@ from xinfer.backends.torch.invariant import (
     repeat_last,
 )
 from xinfer.backends.torch.loading import load
+from xinfer.backends.torch.paged import plan_step
 from xinfer.backends.torch.parallel import Ranks
 from xinfer.backends.torch.threads import end_threads
 from xinfer.devices import cache_budget, choose_device, choose_dtype
@@ -65,6 +66,8 @@ class TorchRunner(ModelRunner):
         loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant, pinned)
         self.model, stream = loaded.decoder, loaded.stream
         self.padding = self._find_padding(context.limits) if invariant else None
+        attentions = {layer.attention for layer in self.model.spec.layers}
+        self.kernels = {spec: choose_kernel(spec, self.device).kernel for spec in attentions}
         widths = [entry_bytes(layer.attention, kept) for layer in self.model.spec.layers]
         blocks = cache_blocks(sum(widths), context.limits, longest, self.device)
         if self.ranks is not None:
@@ -113,7 +116,7 @@ class TorchRunner(ModelRunner):
             token_ids: NDArray[np.integer] = batch.token_ids
             positions: NDArray[np.integer] = batch.positions
             if self.padding is None:
-                step: AnyStep = plan_step(batch, BLOCK, self.device)
+                step: AnyStep = plan_step(batch, BLOCK, self.device, self.kernels)
             else:
                 token_ids, positions = (repeat_last(values, self.padding) for values in (token_ids, positions))
                 step = plan_invariant(batch, BLOCK, self.padding, self.device)
