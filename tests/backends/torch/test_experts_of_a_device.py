@@ -20,7 +20,7 @@ FAMILIES = ["qwen3_moe", "gpt_oss", "deepseek_v3"]  # plain, with biases, with g
 @pytest.fixture(autouse=True)
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def computing(experts: Experts, x: Tensor) -> object:
-        return experts._of_one_token if len(x) == 1 else experts._grouped
+        return experts._of_one_token if x.shape[0] == 1 else experts._grouped
 
     monkeypatch.setattr(Experts, "_computing", computing)
 

@@ -100,7 +100,7 @@ class Codes:
         halves = [numbers] if self.bits == 8 else [numbers & 15, numbers >> 4]
         middle = float(1 << (self.bits - 1)) if self.zeros is None else self.zeros[..., None].float()
         missing = numbers.shape[-2] * numbers.shape[-1] * len(halves) - self.columns
-        places = F.pad(x.float(), (0, missing)).view(len(x), 1, numbers.shape[-2], len(halves), -1)
+        places = F.pad(x.float(), (0, missing)).view(x.shape[0], 1, numbers.shape[-2], len(halves), -1)
         products = sum((half.float() - middle) * places[..., i, :] for i, half in enumerate(halves))
         out: Tensor = (products * self.scales[..., None]).sum((-2, -1))
         return out

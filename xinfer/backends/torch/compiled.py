@@ -44,7 +44,7 @@ class CompiledRunner(TorchRunner):
     def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """See `TorchRunner.compute`."""
         assert isinstance(step, PagedStep)
-        return self._graphs(token_ids, positions, step)
+        return self._graphs(token_ids, positions, step, self.pools)
 
     def close(self) -> None:
         """Give back the memory."""
