@@ -7,11 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import PROMPT, STEPS, TOLERANCE, Case, difference, expected, in_company
+from cases import PROMPT, STEPS, TOLERANCE, Case, difference, expected, in_company, model_of, spoil
+from test_captured import Again
 
+from xinfer.backends import BackendContext
+from xinfer.backends.torch import CompileConfig
+from xinfer.backends.torch.compiled import CompiledRunner
+from xinfer.engine.types import Limits
 from xinfer.testing.reference import parity, write_reference
 from xinfer.testing.shapes import SHAPES, shape
-from xinfer.testing.stepper import cut
+from xinfer.testing.stepper import Stepper, cut
 
 LONGEST = PROMPT + STEPS
 FEW = ["llama", "gemma2", "gpt_oss", "deepseek_v3"]  # capped, sinks and windows, experts, latent
@@ -42,6 +47,27 @@ def test_tokens_and_logits_are_those_of_the_references(
     for sequence, logits in in_company(ours, case):
         theirs = expected(reference, sequence.token_ids[: sequence.num_computed], LONGEST)
         assert difference(logits, theirs) <= TOLERANCE
+    assert not compiled
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+def test_recorded_steps_are_eagers_and_nothing_is_compiled_after_they_were_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tmp_path, shape("llama", SHAPES["llama"][0]), write=write_reference, max_len=LONGEST)
+    limits, record = Limits(max_model_len=LONGEST, max_num_seqs=8, kv_memory=64e6), Again()
+    runner = CompiledRunner(BackendContext(model_of(case.folder), CompileConfig(device="cpu"), limits), record)
+    spoil(runner)
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda *args, **kwargs: compiled.append(args))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for (_, ours), (_, theirs) in zip(in_company(Stepper(runner), case), in_company(case.ours(), case), strict=True):
+        assert difference(ours, theirs) <= TOLERANCE
+    tokens = Stepper(runner).greedy(case.prompt(), [PROMPT], STEPS)[0]
+    assert tokens == case.ours().greedy(case.prompt(), [PROMPT], STEPS)[0]
+    assert record.recorded == [8, 4, 2, 1]
+    assert record.replays[1] >= STEPS
+    assert sum(record.replays.values()) > STEPS, "several sequences never decoded together"
     assert not compiled
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
 

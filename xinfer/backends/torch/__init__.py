@@ -37,13 +37,15 @@ class CompileConfig:
     """Keys of `backend=compile`.
 
     Attributes:
-        device: `cpu`; a CUDA device is refused so far.
-        threads, kv_dtype: see `EagerConfig`.
+        device, threads, kv_dtype: see `EagerConfig`.
+        cuda_graphs: record decode steps on a CUDA device, for up to `engine.max_num_seqs` sequences, when the model is
+            loaded; without, each step is started kernel by kernel.
     """
 
-    device: str = "cpu"
+    device: str = "auto"
     threads: int | None = None
     kv_dtype: str | None = None
+    cuda_graphs: bool = True
 
 
 def create(context: BackendContext) -> ModelRunner:
@@ -120,7 +122,7 @@ def xinfer_backends() -> list[Backend]:
             "compile",
             CompileConfig,
             create_compiled,
-            "PyTorch, compiled ahead of time",
+            "PyTorch, compiled ahead of time, for the CPU or CUDA",
             supports=supports,
             cache_bytes=cache_bytes,
             quantizes=True,

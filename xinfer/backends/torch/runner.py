@@ -33,7 +33,7 @@ from xinfer.devices import cache_budget, choose_device, choose_dtype
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
-from xinfer.hardware import gibibytes
+from xinfer.hardware import available_memory, gibibytes
 from xinfer.process_memory import ResidentMemory
 from xinfer.processes import count
 
@@ -48,10 +48,12 @@ class TorchRunner(ModelRunner):
     Attributes:
         can_pad: whether it can compute rows alike in any number of rows, if asked to (`determinism=invariant`).
         tells_layers: whether what a layer brings can be seen.
+        spare_blocks: of the cache, beyond those that the engine hears of.
     """
 
     can_pad = True
     tells_layers = True
+    spare_blocks = 0
 
     def __init__(self, context: BackendContext) -> None:
         spec, self._memory = context.model.spec, ResidentMemory()
@@ -69,13 +71,12 @@ class TorchRunner(ModelRunner):
         attentions = {layer.attention for layer in self.model.spec.layers}
         self.kernels = {spec: choose_kernel(spec, self.device).kernel for spec in attentions}
         widths = [entry_bytes(layer.attention, kept) for layer in self.model.spec.layers]
-        blocks = cache_blocks(sum(widths), context.limits, longest, self.device)
+        self.pools = self._make_pools(2, widths, kept)  # to try steps with
+        taken = self.prepare(context.limits, longest)
+        blocks = cache_blocks(sum(widths), context.limits, longest, self.device, taken)
         if self.ranks is not None:
             blocks = self.ranks.least(blocks)
-        with torch.inference_mode():
-            self.pools = [
-                torch.empty(blocks * BLOCK, width // kept.itemsize, dtype=kept, device=self.device) for width in widths
-            ]
+        self.pools = self._make_pools(blocks + self.spare_blocks, widths, kept)
         cache = None if wanted is None else f"the KV cache is {wanted}"
         self.info = RunnerInfo(
             vocab_size=spec.vocab_size,
@@ -97,6 +98,19 @@ class TorchRunner(ModelRunner):
         )
         end_threads()  # who steps may be another thread
 
+    def _make_pools(self, blocks: int, widths: list[int], kept: torch.dtype) -> list[Tensor]:
+        """Return each layer's cache; a token has so many bytes of each."""
+        with torch.inference_mode():
+            shapes = [(blocks * BLOCK, width // kept.itemsize) for width in widths]
+            return [torch.empty(shape, dtype=kept, device=self.device) for shape in shapes]
+
+    def prepare(self, limits: Limits, longest: int) -> int:
+        """Do what has to be done before the cache takes what memory there is; return the bytes that steps take besides.
+
+        There are caches of two blocks.
+        """
+        return 0
+
     def _find_padding(self, limits: Limits) -> Padding | None:
         """Return with how many rows the model's matrices treat every row alike, or None where nothing makes them."""
         started, padding = perf_counter(), None
@@ -116,12 +130,16 @@ class TorchRunner(ModelRunner):
             token_ids: NDArray[np.integer] = batch.token_ids
             positions: NDArray[np.integer] = batch.positions
             if self.padding is None:
-                step: AnyStep = plan_step(batch, BLOCK, self.device, self.kernels)
+                step = self.plan(batch)
             else:
                 token_ids, positions = (repeat_last(values, self.padding) for values in (token_ids, positions))
                 step = plan_invariant(batch, BLOCK, self.padding, self.device)
             ids = torch.from_numpy(token_ids).to(self.device, torch.int64)
             return self.compute(ids, torch.from_numpy(positions).to(self.device), step)[: len(batch.sample_at)]
+
+    def plan(self, batch: Batch) -> AnyStep:
+        """Return what the layers need of a batch."""
+        return plan_step(batch, BLOCK, self.device, self.kernels)
 
     def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """Return logits of at least the tokens `step.sample_at`; ids and positions are [T], on the device."""
@@ -177,11 +195,16 @@ def _set_threads(wanted: int | None, processes: int) -> None:
         torch.set_num_threads(wanted)
 
 
-def cache_blocks(token_bytes: int, limits: Limits, longest: int, device: torch.device) -> int:
-    """Return how many blocks the cache gets: no more than all sequences could fill, and what memory allows."""
+def cache_blocks(token_bytes: int, limits: Limits, longest: int, device: torch.device, taken: int = 0) -> int:
+    """Return how many blocks the cache gets: no more than all sequences could fill, and what memory allows.
+
+    Of the memory that is free, steps take so much that is not the cache's.
+    """
     block_bytes = token_bytes * BLOCK
     whole = -(-longest // BLOCK)
     budget = cache_budget(limits, whole * block_bytes, device)
+    if taken:
+        budget = min(budget, available_memory(device) - taken)
     blocks = min(int(budget // block_bytes), whole * limits.max_num_seqs)
     if blocks < 1 + (longest > BLOCK):
         raise DeviceError(
