@@ -1,6 +1,6 @@
 """Numbers on their way between the host and a device, without either waiting for the other."""
 
-__all__ = ["Awaited", "send"]
+__all__ = ["Awaited", "send", "send_together"]
 
 from collections.abc import Sequence as Rows
 from typing import Any
@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+_ALIGNED = 4  # numbers: graphs that are compiled ahead of time copy tensors that begin elsewhere, and say so each time
 
 
 def send(values: NDArray[Any] | Rows[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
@@ -21,6 +23,16 @@ def send(values: NDArray[Any] | Rows[Any], device: torch.device, dtype: torch.dt
     if device.type == "cuda":
         host = host.pin_memory().to(device, non_blocking=True)
     return host if dtype is None else host.to(dtype)
+
+
+def send_together(arrays: Rows[NDArray[np.integer]], device: torch.device) -> list[Tensor]:
+    """Return arrays on a device as int32, sent as one; each begins where kernels may load several numbers at once."""
+    room = [-(-each.size // _ALIGNED) * _ALIGNED for each in arrays]
+    whole = np.zeros(sum(room), np.int32)
+    for start, each in zip(np.cumsum([0, *room]), arrays, strict=False):
+        whole[start : start + each.size] = each.ravel()
+    parts = torch.split(send(whole, device), room)
+    return [part[: each.size].view(each.shape) for part, each in zip(parts, arrays, strict=True)]
 
 
 class Awaited:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xinfer.backends.torch.attention import Step, plan_gathered
-from xinfer.backends.torch.choosing import choose_kernel
+from xinfer.backends.torch.choosing import Device, choose_kernel
 from xinfer.backends.torch.invariant import InvariantStep, Padding, plan_invariant
 from xinfer.backends.torch.paged import PagedStep, plan_paged, plan_step
 from xinfer.engine.types import Batch
@@ -22,7 +22,9 @@ Plan = Callable[[Batch, AttentionSpec], Step | PagedStep | InvariantStep]
 
 
 def fast(batch: Batch, spec: AttentionSpec) -> Step | PagedStep:
-    return plan_step(batch, BLOCK, CPU, {spec: choose_kernel(spec, CPU).kernel})
+    return plan_step(
+        batch, BLOCK, CPU, {spec: choose_kernel(spec, torch.float32, torch.float32, Device.of(CPU)).kernel}
+    )
 
 
 def gathered_by_host(batch: Batch, spec: AttentionSpec) -> Step:

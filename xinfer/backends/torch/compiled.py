@@ -17,7 +17,7 @@ from xinfer.backends.torch.decoder import AnyStep
 from xinfer.backends.torch.graphs import Graphs
 from xinfer.backends.torch.kernels import available, compiler
 from xinfer.backends.torch.paged import PagedStep, plan_paged
-from xinfer.backends.torch.runner import BLOCK, TorchRunner
+from xinfer.backends.torch.runner import TorchRunner
 from xinfer.backends.torch.threads import end_threads
 from xinfer.backends.torch.trial import largest_steps, peak_bytes
 from xinfer.devices import choose_device, choose_dtype
@@ -52,23 +52,23 @@ class CompiledRunner(TorchRunner):
     def prepare(self, limits: Limits, longest: int) -> int:
         """Load the graphs; on a CUDA device the largest steps are tried."""
         started = perf_counter()
-        self._graphs = Graphs(self.model, self.pools, BLOCK, self.kernels)
+        self._graphs = Graphs(self.model, self.pools, self.block_size, self.kernels)
         log.info("graphs loaded", extra={"seconds": perf_counter() - started})
         if self.device.type == "cpu":
             return 0
-        largest = largest_steps(limits, longest, BLOCK)
+        largest = largest_steps(limits, longest, self.block_size)
         return sum(peak_bytes(self.device, partial(self.forward, step)) for step in largest)
 
     def _recorded(self, record: Recorder, limits: Limits) -> Recordings:
         with torch.inference_mode():
             for pool in self.pools:
-                pool[-BLOCK:].zero_()
+                pool[-self.block_size :].zero_()
             return Recordings(
                 lambda ids, positions, step: self._graphs(ids, positions, step, self.pools),
                 limits.max_num_seqs,
                 self.info.max_model_len,
                 self.info.num_blocks,
-                BLOCK,
+                self.block_size,
                 self.kernels,
                 self.device,
                 record,
@@ -76,7 +76,7 @@ class CompiledRunner(TorchRunner):
 
     def plan(self, batch: Batch) -> AnyStep:
         """See `TorchRunner.plan`."""
-        return plan_paged(batch, BLOCK, self.device, self.kernels)
+        return plan_paged(batch, self.block_size, self.device, self.kernels)
 
     def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """See `TorchRunner.compute`."""

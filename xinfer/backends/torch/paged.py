@@ -4,9 +4,18 @@ A graph that is exported ahead of time holds the operator as it is: whatever dep
 inside it, by a few numbers that the step has on the host besides.
 """
 
-__all__ = ["Kernel", "Kernels", "PagedStep", "host_numbers", "paged_attention", "plan_paged", "plan_step"]
+__all__ = [
+    "Kernel",
+    "Kernels",
+    "PagedStep",
+    "begun_blocks",
+    "host_numbers",
+    "paged_attention",
+    "plan_paged",
+    "plan_step",
+]
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -17,11 +26,13 @@ from numpy.typing import NDArray
 from torch import Tensor, library
 
 from xinfer.backends.torch.attention import Step, gathered, plan_gathered
-from xinfer.engine.transfer import send
+from xinfer.backends.torch.flex import attend_flex, tile_tokens, tiles
+from xinfer.backends.torch.varlen import attend_varlen, key_starts
+from xinfer.engine.transfer import send_together
 from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec, LatentSpec, NormSpec
 
-Kernel = Literal["cpp", "sdpa"]
+Kernel = Literal["cpp", "varlen", "flex", "sdpa"]
 Kernels = Mapping[AttentionSpec, Kernel]
 
 
@@ -40,7 +51,7 @@ class PagedStep:
         host: see `host_numbers`.
         single: whether it is known that each sequence has one new token.
         kernels: what computes each kind of attention.
-        masks: what kernels made of the above for all layers alike.
+        made: what kernels made of the above, for all layers that are alike in what it is made for.
     """
 
     slots: Tensor
@@ -53,7 +64,7 @@ class PagedStep:
     host: Tensor
     single: bool
     kernels: Kernels
-    masks: dict[tuple[Kernel, int | None], list[Tensor]] = field(default_factory=dict)
+    made: dict[tuple[Hashable, ...], list[Tensor]] = field(default_factory=dict)
 
     def attend(self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         """See `Step.attend`."""
@@ -64,12 +75,24 @@ class PagedStep:
         if kernel == "cpp":
             out: Tensor = torch.ops.xinfer.attention(*places, sinks, *shape)
         else:
-            out = torch.ops.xinfer.paged_attention(*places, self.host, self._masks(kernel, spec), sinks, kernel, *shape)
+            made = self._made(kernel, spec, q.shape[0], pool.shape[0] // self.block_size)
+            out = torch.ops.xinfer.paged_attention(*places, self.host, made, sinks, kernel, *shape)
         return out
 
-    def _masks(self, kernel: Kernel, spec: AttentionSpec) -> list[Tensor]:
-        """Return what the kernel needs besides, which layers with the same window share."""
-        return self.masks.setdefault((kernel, spec.window), [])
+    def _made(self, kernel: Kernel, spec: AttentionSpec, tokens: int, num_blocks: int) -> list[Tensor]:
+        """Return what the kernel needs besides, on the device."""
+        starts, contexts, tables = self.query_starts, self.context_lens, self.block_tables
+        if kernel == "varlen":
+            return self._once((kernel,), lambda: [key_starts(tables, self.block_size)])
+        if kernel == "flex":
+            shape = (tokens, tile_tokens(spec, self.single), spec.window, self.block_size, num_blocks)
+            return self._once((kernel, *shape[1:3]), lambda: tiles(starts, contexts, tables, *shape))
+        return []
+
+    def _once(self, key: tuple[Hashable, ...], make: Callable[[], list[Tensor]]) -> list[Tensor]:
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]
 
 
 def host_numbers(query_starts: NDArray[np.int32], context_lens: NDArray[np.int32]) -> Tensor:
@@ -89,18 +112,26 @@ def plan_paged(batch: Batch, block_size: int, device: torch.device, kernels: Ker
     """Turn a batch into what the layers need, once for all of them."""
     everything = len(batch.sample_at) == len(batch.token_ids)
     host = host_numbers(batch.query_starts, batch.context_lens)
+    arrays = (batch.slot_mapping, batch.sample_at, batch.query_starts, batch.context_lens, batch.block_tables)
+    slots, sample_at, query_starts, context_lens, block_tables = send_together(arrays, device)
     return PagedStep(
-        slots=send(batch.slot_mapping, device),
-        sample_at=None if everything else send(batch.sample_at, device),
-        longest=int(batch.context_lens.max()),
-        query_starts=send(batch.query_starts, device),
-        context_lens=send(batch.context_lens, device),
-        block_tables=send(np.ascontiguousarray(batch.block_tables), device),
+        slots=slots.long(),
+        sample_at=None if everything else sample_at,
+        longest=int(host[1]),
+        query_starts=query_starts,
+        context_lens=context_lens,
+        block_tables=block_tables,
         block_size=block_size,
         host=host,
         single=int(host[0]) == 1 and len(batch.token_ids) == len(batch.context_lens),
         kernels=kernels,
     )
+
+
+def begun_blocks(batch: Batch, block_size: int) -> NDArray[np.int64]:
+    """Return the blocks whose first token the batch brings."""
+    begun: NDArray[np.int64] = batch.slot_mapping[batch.positions % block_size == 0] // block_size
+    return begun
 
 
 @library.custom_op("xinfer::paged_attention", mutates_args=())
@@ -111,7 +142,7 @@ def paged_attention(
     context_lens: Tensor,
     block_tables: Tensor,
     host: Tensor,
-    masks: list[Tensor],
+    made: list[Tensor],
     sinks: Tensor | None,
     kernel: str,
     block_size: int,
@@ -128,6 +159,11 @@ def paged_attention(
     """
     shape = (q.shape[1], q.shape[2], kv_heads, value_dim, latent)
     spec = _spec(*shape, scale, softcap, window, sinks is not None)
+    if kernel == "flex":
+        return attend_flex(q, pool, made, spec, sinks, block_size)
+    if kernel == "varlen":
+        tables = (query_starts, made[0], context_lens, block_tables)
+        return attend_varlen(q, pool, *tables, int(host[0]), int(host[1]), spec, sinks, block_size)
     starts, contexts = torch.split(host[2:], [len(query_starts), len(context_lens)])
     return gathered(q, pool, starts.tolist(), contexts.tolist(), context_lens, block_tables, block_size, spec, sinks)
 

@@ -1,6 +1,6 @@
 """The torch decoder as a `ModelRunner`: device and precision chosen, weights placed, the cache allocated."""
 
-__all__ = ["BLOCK", "TorchRunner"]
+__all__ = ["TorchRunner"]
 
 import logging
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xinfer.backends import BackendContext
-from xinfer.backends.torch.choosing import choose_kernel
+from xinfer.backends.torch.choosing import block_size_of, choose_kernels, note_of
 from xinfer.backends.torch.decoder import AnyStep
 from xinfer.backends.torch.entries import KV_DTYPES, entry_bytes
 from xinfer.backends.torch.invariant import (
@@ -26,11 +26,12 @@ from xinfer.backends.torch.invariant import (
     repeat_last,
 )
 from xinfer.backends.torch.loading import load
-from xinfer.backends.torch.paged import plan_step
+from xinfer.backends.torch.paged import begun_blocks, plan_step
 from xinfer.backends.torch.parallel import Ranks
 from xinfer.backends.torch.threads import end_threads
 from xinfer.devices import cache_budget, choose_device, choose_dtype
 from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
+from xinfer.engine.transfer import send
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
 from xinfer.hardware import available_memory, gibibytes
@@ -38,8 +39,6 @@ from xinfer.process_memory import ResidentMemory
 from xinfer.processes import count
 
 log = logging.getLogger(__name__)
-
-BLOCK = 16  # tokens in a block of the cache
 
 
 class TorchRunner(ModelRunner):
@@ -68,20 +67,25 @@ class TorchRunner(ModelRunner):
         loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant, pinned)
         self.model, stream = loaded.decoder, loaded.stream
         self.padding = self._find_padding(context.limits) if invariant else None
-        attentions = {layer.attention for layer in self.model.spec.layers}
-        self.kernels = {spec: choose_kernel(spec, self.device).kernel for spec in attentions}
+        choices = choose_kernels(self.model.spec, self.dtype, kept, self.device)
+        self.kernels = {kind: choice.kernel for kind, choice in choices.items()}
+        self.block_size = block_size_of(choices.values())
+        paged = [choices[layer.attention].paged for layer in self.model.spec.layers]
+        self._paged_ratio = sum(paged) / len(paged) if self.padding is None else 0.0
+        self._reads_whole_blocks = "flex" in self.kernels.values()
         widths = [entry_bytes(layer.attention, kept) for layer in self.model.spec.layers]
         self.pools = self._make_pools(2, widths, kept)  # to try steps with
         taken = self.prepare(context.limits, longest)
-        blocks = cache_blocks(sum(widths), context.limits, longest, self.device, taken)
+        blocks = cache_blocks(sum(widths), self.block_size, context.limits, longest, self.device, taken)
         if self.ranks is not None:
             blocks = self.ranks.least(blocks)
         self.pools = self._make_pools(blocks + self.spare_blocks, widths, kept)
         cache = None if wanted is None else f"the KV cache is {wanted}"
+        chosen = note_of(self.model.spec, choices) if self.padding is None else None
         self.info = RunnerInfo(
             vocab_size=spec.vocab_size,
             max_model_len=longest,
-            block_size=BLOCK,
+            block_size=self.block_size,
             num_blocks=blocks,
             device=str(self.device),
             dtype=str(self.dtype).removeprefix("torch."),
@@ -92,7 +96,7 @@ class TorchRunner(ModelRunner):
             kv_token_bytes=sum(widths),
             stream_slots=stream.slots,
             stream_bytes=stream.bytes,
-            notes=tuple(str(each) for each in (self.padding, self.ranks, cache) if each is not None),
+            notes=tuple(str(each) for each in (self.padding, self.ranks, cache, chosen) if each is not None),
             levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
             capabilities=frozenset({"copy", "layers"} if self.tells_layers and self.ranks is None else {"copy"}),
         )
@@ -101,7 +105,7 @@ class TorchRunner(ModelRunner):
     def _make_pools(self, blocks: int, widths: list[int], kept: torch.dtype) -> list[Tensor]:
         """Return each layer's cache; a token has so many bytes of each."""
         with torch.inference_mode():
-            shapes = [(blocks * BLOCK, width // kept.itemsize) for width in widths]
+            shapes = [(blocks * self.block_size, width // kept.itemsize) for width in widths]
             return [torch.empty(shape, dtype=kept, device=self.device) for shape in shapes]
 
     def prepare(self, limits: Limits, longest: int) -> int:
@@ -129,17 +133,26 @@ class TorchRunner(ModelRunner):
         with torch.inference_mode():
             token_ids: NDArray[np.integer] = batch.token_ids
             positions: NDArray[np.integer] = batch.positions
+            if self._reads_whole_blocks:
+                self._clear(begun_blocks(batch, self.block_size))
             if self.padding is None:
                 step = self.plan(batch)
             else:
                 token_ids, positions = (repeat_last(values, self.padding) for values in (token_ids, positions))
-                step = plan_invariant(batch, BLOCK, self.padding, self.device)
-            ids = torch.from_numpy(token_ids).to(self.device, torch.int64)
-            return self.compute(ids, torch.from_numpy(positions).to(self.device), step)[: len(batch.sample_at)]
+                step = plan_invariant(batch, self.block_size, self.padding, self.device)
+            ids = send(token_ids, self.device, torch.int64)
+            return self.compute(ids, send(positions, self.device), step)[: len(batch.sample_at)]
+
+    def _clear(self, blocks: NDArray[np.int64]) -> None:
+        """Forget what blocks held: a kernel that reads them whole would have it infect others, if it is no number."""
+        if len(blocks):
+            places = send(blocks, self.device)
+            for pool in self.pools:
+                pool.view(-1, self.block_size, pool.shape[1]).index_fill_(0, places, 0)
 
     def plan(self, batch: Batch) -> AnyStep:
         """Return what the layers need of a batch."""
-        return plan_step(batch, BLOCK, self.device, self.kernels)
+        return plan_step(batch, self.block_size, self.device, self.kernels)
 
     def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """Return logits of at least the tokens `step.sample_at`; ids and positions are [T], on the device."""
@@ -167,13 +180,15 @@ class TorchRunner(ModelRunner):
         """See `ModelRunner.copy`."""
         with torch.inference_mode():
             for pool in self.pools:
-                blocks = pool.view(-1, BLOCK, pool.shape[1])
+                blocks = pool.view(-1, self.block_size, pool.shape[1])
                 blocks[target, :tokens] = blocks[source, :tokens]
+                if self._reads_whole_blocks:
+                    blocks[target, tokens:] = 0
 
     def metrics(self) -> Mapping[str, Any]:
         """See `ModelRunner.metrics`."""
         used = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else self._memory()
-        metrics: dict[str, Any] = {"mem_used": used}
+        metrics: dict[str, Any] = {"mem_used": used, "paged_attention_ratio": self._paged_ratio}
         if (stream := self.model.stream) is not None:
             metrics["stream_wait_ms"] = stream.waited() * 1e3
         return metrics
@@ -195,21 +210,23 @@ def _set_threads(wanted: int | None, processes: int) -> None:
         torch.set_num_threads(wanted)
 
 
-def cache_blocks(token_bytes: int, limits: Limits, longest: int, device: torch.device, taken: int = 0) -> int:
+def cache_blocks(
+    token_bytes: int, block_size: int, limits: Limits, longest: int, device: torch.device, taken: int = 0
+) -> int:
     """Return how many blocks the cache gets: no more than all sequences could fill, and what memory allows.
 
     Of the memory that is free, steps take so much that is not the cache's.
     """
-    block_bytes = token_bytes * BLOCK
-    whole = -(-longest // BLOCK)
+    block_bytes = token_bytes * block_size
+    whole = -(-longest // block_size)
     budget = cache_budget(limits, whole * block_bytes, device)
     if taken:
         budget = min(budget, available_memory(device) - taken)
     blocks = min(int(budget // block_bytes), whole * limits.max_num_seqs)
-    if blocks < 1 + (longest > BLOCK):
+    if blocks < 1 + (longest > block_size):
         raise DeviceError(
-            f"the KV cache gets {gibibytes(budget)}, too little for even {2 * BLOCK} tokens "
-            f"({gibibytes(block_bytes)} for {BLOCK}): raise engine.kv_memory, lower engine.max_model_len or "
+            f"the KV cache gets {gibibytes(budget)}, too little for even {2 * block_size} tokens "
+            f"({gibibytes(block_bytes)} for {block_size}): raise engine.kv_memory, lower engine.max_model_len or "
             "engine.max_num_seqs, or take a smaller precision (model.dtype=bfloat16, backend.kv_dtype=int8)"
         )
     return blocks
