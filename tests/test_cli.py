@@ -282,10 +282,10 @@ def test_help_shows_groups_flags_and_keys(xinfer):
     assert "schema" not in done.stdout
 
 
-def test_device_and_plugins_tell_and_leave_no_files(xinfer, tmp_path: Path):
-    device, plugins = xinfer("device"), xinfer("plugins")
+def test_device_and_plugins_tell_and_leave_no_files(xinfer, tiny_llama: Path, tmp_path: Path):
+    device, plugins = xinfer("device", "backend=eager", "--model", str(tiny_llama)), xinfer("plugins")
     assert device.returncode == plugins.returncode == 0, device.stderr + plugins.stderr
-    for word in ("cpu", "GB/s", "torch"):
+    for word in ("cpu", "GB/s", "torch", "attention is computed by"):
         assert word in device.stdout
     assert "xinfer.backends.torch" in plugins.stdout
     assert list(tmp_path.iterdir()) == []

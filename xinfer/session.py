@@ -47,12 +47,14 @@ class Session:
         self.model = self._model(config.model.reference, config.model.lora, config.model.stream_layers)
         self.context = BackendContext(self.model, config.backend, self.limits, config.parallel.tensor)
 
-    def _model(self, reference: str, lora: str | None = None, stream_layers: int | None = None) -> Model:
+    def _model(
+        self, reference: str, lora: str | None = None, stream_layers: int | None = None, to_describe: bool = False
+    ) -> Model:
         if lora is not None and not self.computes_checkpoint:
             raise ConfigError(f"model.lora={lora!r}: backend {self.backend.name} has no weights to merge it with")
         return Model(
             reference,
-            lambda: resolve(reference),
+            lambda: resolve(reference, to_describe=to_describe),
             self.plugins.families.values(),
             dtype=self.config.model.dtype,
             load_format=self.config.model.load_format,
@@ -61,6 +63,11 @@ class Session:
             quantization=self.quantization,
             stream_layers=stream_layers,
         )
+
+    @cached_property
+    def described(self) -> Model:
+        """The model, of which only what describes it is fetched from the hub."""
+        return self._model(self.config.model.reference, to_describe=True)
 
     @property
     def computes_checkpoint(self) -> bool:

@@ -54,6 +54,8 @@ class Backend:
         cache_bytes: from the attention of a layer, an instance of `config` and the bytes of a number in the precision
             to compute in, to the bytes that a token leaves in that layer's cache. None for a backend that keeps such
             numbers.
+        notes: from the context to lines on how it would compute the model, of which only the spec may be read. None for
+            a backend that has nothing to say.
         quantizes: whether it rounds weights as `Model.quantization` says.
         splits: whether several processes can compute a model together. `torchrun` starts them all alike; in all but the
             first `create` does not return: it does what the first one's runner does, and leaves the program with that.
@@ -70,6 +72,7 @@ class Backend:
     supports: Callable[[DecoderSpec, Any], str | None] | None = None
     export: Callable[[BackendContext, Path, bool], None] | None = None
     cache_bytes: Callable[[AttentionSpec, Any, int], int] | None = None
+    notes: Callable[[BackendContext], tuple[str, ...]] | None = None
     quantizes: bool = False
     streams: bool = False
     splits: bool = False

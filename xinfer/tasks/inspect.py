@@ -32,7 +32,6 @@ from xinfer.models.cache import cache_folder
 from xinfer.models.model import Model
 from xinfer.models.parts import Part, parts
 from xinfer.models.quantize import Scheme
-from xinfer.models.sources import resolve
 from xinfer.models.spec import DecoderSpec
 from xinfer.models.summary import layer_kinds, outline
 from xinfer.plugins import Plugins
@@ -60,14 +59,7 @@ def describe(config: Config, plugins: Plugins) -> dict[str, Any]:
     session = Session(config, plugins)
     limits = session.limits
     reference = config.model.reference
-    model = Model(
-        reference,
-        lambda: resolve(reference, to_describe=True),
-        plugins.families.values(),
-        dtype=config.model.dtype,
-        load_format=config.model.load_format,
-        quantization=session.quantization,
-    )
+    model = session.described
     spec = model.spec
     device = choose_device(getattr(config.backend, "device", "auto"))
     dtype = choose_dtype(config.model.dtype, device)

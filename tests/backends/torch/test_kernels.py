@@ -21,11 +21,12 @@ def formula(
     q: Tensor, pool: Tensor, starts: list[int], contexts: list[int], tables: Tensor, sinks: Tensor | None, shape: dict
 ) -> Tensor:
     """Attention sequence by sequence, all scores at once, in float64."""
+    block = shape.get("block", BLOCK)
     heads, groups, dim, value_dim = q.shape[1], shape["groups"], q.shape[2], shape["value_dim"]
     rows = []
     for s, context in enumerate(contexts):
         places = torch.arange(context)
-        entries = pool[tables[s].long()[places // BLOCK] * BLOCK + places % BLOCK].double()
+        entries = pool[tables[s].long()[places // block] * block + places % block].double()
         queries = q[starts[s] : starts[s + 1]].double()
         k = entries[:, : groups * dim].view(context, groups, dim)
         v = k[..., :value_dim] if shape["latent"] else entries[:, groups * dim :].view(context, groups, value_dim)

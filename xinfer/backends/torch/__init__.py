@@ -103,6 +103,19 @@ def cache_bytes(spec: AttentionSpec, config: EagerConfig | CompileConfig, elemen
     return spec.cache_width * element if kept is None else entry_bytes(spec, kept)
 
 
+def notes(context: BackendContext) -> tuple[str, ...]:
+    """Return which kernels would compute a model's attention, and why no better ones."""
+    from xinfer.backends.torch.choosing import choose_kernels, note_of
+    from xinfer.backends.torch.entries import KV_DTYPES
+    from xinfer.devices import choose_device, choose_dtype
+
+    spec, device = context.model.spec, choose_device(context.config.device, context.processes)
+    dtype = choose_dtype(context.model.dtype, device)
+    kept = KV_DTYPES.get(context.config.kv_dtype or "", dtype)
+    note = note_of(spec, choose_kernels(spec, dtype, kept, device))
+    return (f"{note} on {device} in {str(dtype).removeprefix('torch.')}",)
+
+
 @hookimpl
 def xinfer_backends() -> list[Backend]:
     """Return the backends of this folder."""
@@ -114,6 +127,7 @@ def xinfer_backends() -> list[Backend]:
             "plain PyTorch, on the CPU or CUDA",
             supports=supports,
             cache_bytes=cache_bytes,
+            notes=notes,
             quantizes=True,
             streams=True,
             splits=True,
@@ -125,6 +139,7 @@ def xinfer_backends() -> list[Backend]:
             "PyTorch, compiled ahead of time, for the CPU or CUDA",
             supports=supports,
             cache_bytes=cache_bytes,
+            notes=notes,
             quantizes=True,
         ),
     ]

@@ -17,6 +17,12 @@ from xinfer.models.spec import AttentionSpec, DecoderSpec
 
 # Tokens of a block. FlashAttention 2 takes multiples of 256; of flex_attention's own tiles all divide 128.
 _BLOCKS: dict[Kernel, int] = {"cpp": 16, "varlen": 256, "flex": 128, "sdpa": 16}
+_NAMES: dict[Kernel, str] = {
+    "cpp": "operators in C++",
+    "varlen": "varlen_attn",
+    "flex": "flex_attention",
+    "sdpa": "scaled_dot_product_attention",
+}
 _LEAST = (8, 0)
 _WIDEST, _NARROWEST = 256, 16
 
@@ -62,13 +68,14 @@ class Choice:
         return self.kernel != "sdpa"
 
     def __str__(self) -> str:
-        return f"{self.kernel} ({'; '.join(self.reasons)})" if self.reasons else self.kernel
+        name = _NAMES[self.kernel]
+        return f"{name} ({'; '.join(self.reasons)})" if self.reasons else name
 
 
 def choose_kernel(spec: AttentionSpec, dtype: torch.dtype, kept: torch.dtype, device: Device) -> Choice:
     """Return what computes this kind of attention: queries in a precision, keys and values kept in another."""
     if device.kind == "cpu":
-        return Choice("cpp") if device.operators else Choice("sdpa", ("cpp: there is no C++ compiler",))
+        return Choice("cpp") if device.operators else Choice("sdpa", ("operators in C++: there is no compiler",))
     reasons: list[str] = []
     common = list(_against_both(spec, dtype, kept, device))
     kernels: tuple[tuple[Kernel, list[str]], ...] = (
@@ -78,7 +85,7 @@ def choose_kernel(spec: AttentionSpec, dtype: torch.dtype, kept: torch.dtype, de
     for kernel, against in kernels:
         if not against:
             return Choice(kernel, tuple(reasons))
-        reasons.append(f"{kernel}: {against[0]}")
+        reasons.append(f"{_NAMES[kernel]}: {against[0]}")
     return Choice("sdpa", tuple(reasons))
 
 
@@ -129,10 +136,8 @@ def block_size_of(choices: Iterable[Choice]) -> int:
     return max(_BLOCKS[choice.kernel] for choice in choices)
 
 
-def note_of(spec: DecoderSpec, choices: Mapping[AttentionSpec, Choice]) -> str | None:
-    """Return in a line what computes a model's attention, and why nothing better; None where all is as usual."""
-    if all(choice.kernel == "cpp" for choice in choices.values()):
-        return None
+def note_of(spec: DecoderSpec, choices: Mapping[AttentionSpec, Choice]) -> str:
+    """Return in a line what computes a model's attention, and why nothing better."""
     layers = Counter(str(choices[layer.attention]) for layer in spec.layers)
     if len(layers) == 1:
         return f"attention is computed by {next(iter(layers))}"

@@ -81,7 +81,8 @@ class TorchRunner(ModelRunner):
             blocks = self.ranks.least(blocks)
         self.pools = self._make_pools(blocks + self.spare_blocks, widths, kept)
         cache = None if wanted is None else f"the KV cache is {wanted}"
-        chosen = note_of(self.model.spec, choices) if self.padding is None else None
+        usual = self.padding is not None or set(self.kernels.values()) == {"cpp"}
+        chosen = None if usual else note_of(self.model.spec, choices)
         self.info = RunnerInfo(
             vocab_size=spec.vocab_size,
             max_model_len=longest,
