@@ -13,7 +13,6 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -52,21 +51,15 @@ def _filled(x: Tensor, dim: int, least: int = _LEAST, value: int | None = None) 
     return torch.cat([x, rest], dim)
 
 
-def _shaped(step: PagedStep) -> PagedStep:
-    """Return a step of at least two sequences and two blocks of each: of empty ones beside those that there are."""
-    sequences = len(step.context_lens)
-    tables = _filled(step.block_tables, 1)
+def _lengths(step: PagedStep) -> list[Tensor]:
+    """Return what says where sequences lie, of at least two with two blocks: empty ones beside those that there are."""
+    sequences, tables = len(step.context_lens), _filled(step.block_tables, 1)
     if sequences >= _LEAST:
-        return replace(step, block_tables=tables)
-    starts, contexts = step.host[2 : 3 + sequences], step.host[3 + sequences :]
-    host = torch.cat([step.host[:2], _filled(starts, 0, _LEAST + 1), _filled(contexts, 0, value=0)])
-    return replace(
-        step,
-        query_starts=_filled(step.query_starts, 0, _LEAST + 1),
-        context_lens=_filled(step.context_lens, 0, value=0),
-        block_tables=_filled(tables, 0),
-        host=host,
-    )
+        return [step.query_starts, step.context_lens, tables, step.host]
+    starts, contexts = _filled(step.query_starts, 0, _LEAST + 1), _filled(step.context_lens, 0, value=0)
+    host = [step.host[:2], _filled(step.host[2 : 3 + sequences], 0, _LEAST + 1)]
+    host.append(_filled(step.host[3 + sequences :], 0, value=0))
+    return [starts, contexts, _filled(tables, 0), torch.cat(host)]
 
 
 class Graphs:
@@ -91,17 +84,14 @@ class Graphs:
     def __call__(self, token_ids: Tensor, positions: Tensor, step: PagedStep, pools: list[Tensor]) -> Tensor:
         """Return float32 logits [K, vocabulary] of the tokens `step.sample_at`; ids and positions are [T]."""
         wanted = len(token_ids) if step.sample_at is None else len(step.sample_at)
-        turns, single = flat_turns(self._model.turns(positions, step.longest)), len(token_ids) == 1
-        if single:
-            shaped, run = replace(step, block_tables=_filled(step.block_tables, 1)), self._single
-            sample_at = []
-        else:
-            shaped, run = _shaped(step), self._several
-            rows = step.sample_at
-            rows = torch.arange(wanted, dtype=torch.int32, device=self._device) if rows is None else rows
-            sample_at = [_filled(rows, 0, value=0)]
-        lengths = [shaped.query_starts, shaped.context_lens, shaped.block_tables, shaped.host]
-        return run([token_ids, positions, step.slots, *lengths, *sample_at, *turns, *pools])[0][:wanted]
+        turns = flat_turns(self._model.turns(positions, step.longest))
+        if len(token_ids) == 1:
+            lengths = [step.query_starts, step.context_lens, _filled(step.block_tables, 1), step.host]
+            return self._single([token_ids, positions, step.slots, *lengths, *turns, *pools])[0][:wanted]
+        rows = step.sample_at
+        rows = torch.arange(wanted, dtype=torch.int32, device=self._device) if rows is None else rows
+        lengths = [*_lengths(step), _filled(rows, 0, value=0)]
+        return self._several([token_ids, positions, step.slots, *lengths, *turns, *pools])[0][:wanted]
 
     def _load(self, *, single: bool) -> Run:
         """Return a graph that computes with the model's own weights.
@@ -132,8 +122,9 @@ class Graphs:
             warnings.simplefilter("ignore", FutureWarning)  # torch's, of itself
             arguments, shapes = self._example(single)
             exported = torch.export.export(traced, arguments, dynamic_shapes=shapes)
+            options = dict(_OPTIONS[self._device.type])  # torch writes into what it is given
             made = torch._inductor.aoti_compile_and_package(
-                exported, package_path=str(Path(scratch, "graph.pt2")), inductor_configs=_OPTIONS[self._device.type]
+                exported, package_path=str(Path(scratch, "graph.pt2")), inductor_configs=options
             )
             Path(made).replace(file)
         log.warning("graph %s took %.0f s", name, perf_counter() - started)
