@@ -17,7 +17,7 @@ from xinfer.backends import BackendContext
 from xinfer.backends.torch.choosing import block_size_of, choose_kernels, note_of
 from xinfer.backends.torch.decoder import AnyStep
 from xinfer.backends.torch.entries import KV_DTYPES, entry_bytes
-from xinfer.backends.torch.flex import warm_up
+from xinfer.backends.torch.flex import MOST_NUMBERS, warm_up
 from xinfer.backends.torch.invariant import (
     Padding,
     Part,
@@ -73,6 +73,8 @@ class TorchRunner(ModelRunner):
         self._reads_whole_blocks = "flex" in self.kernels.values()
         widths = [entry_bytes(layer.attention, kept) for layer in self.model.spec.layers]
         blocks = cache_blocks(sum(widths), self.block_size, context.limits, longest, self.device)
+        if self._reads_whole_blocks:
+            blocks = min(blocks, MOST_NUMBERS * kept.itemsize // (max(widths) * self.block_size))
         if self.ranks is not None:
             blocks = self.ranks.least(blocks)
         with torch.inference_mode():
