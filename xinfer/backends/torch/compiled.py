@@ -33,7 +33,8 @@ class CompiledRunner(TorchRunner):
 
     Args:
         context: what is run, and how.
-        record: records decode steps; None for what the device has, which is nothing on a CPU.
+        record: records decode steps; None for what the device has, which is nothing on a CPU. Where attention gathers
+            keys (`sdpa`), nothing is recorded on a device either: it would gather a whole context for every sequence.
     """
 
     can_pad = tells_layers = False
@@ -41,16 +42,18 @@ class CompiledRunner(TorchRunner):
     def __init__(self, context: BackendContext, record: Recorder | None = None) -> None:
         device = choose_device(context.config.device)
         _check(device, context.model.spec, choose_dtype(context.model.dtype, device))
-        if record is None and device.type == "cuda" and context.config.cuda_graphs:
-            record = CudaRecorder(device)
-        self.spare_blocks, self._recordings = 0 if record is None else 1, None
+        self._record, self._records = record, device.type == "cuda" and context.config.cuda_graphs
+        self._recordings: Recordings | None = None
         super().__init__(context)
-        if record is not None:
-            self._recordings = self._recorded(record, context.limits)
+        if self._record is not None:
+            self._recordings = self._recorded(self._record, context.limits)
         end_threads()
 
     def prepare(self, limits: Limits, longest: int) -> int:
         """Load the graphs; on a CUDA device the largest steps are tried."""
+        if self._record is None and self._records and "sdpa" not in self.kernels.values():
+            self._record = CudaRecorder(self.device)
+        self.spare_blocks = 0 if self._record is None else 1
         started = perf_counter()
         self._graphs = Graphs(self.model, self.pools, self.block_size, self.kernels)
         log.info("graphs loaded", extra={"seconds": perf_counter() - started})
@@ -86,7 +89,7 @@ class CompiledRunner(TorchRunner):
 
     def close(self) -> None:
         """Give back the memory."""
-        del self._graphs, self._recordings
+        del self._graphs, self._recordings, self._record
         super().close()
 
 

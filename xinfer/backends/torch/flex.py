@@ -4,19 +4,21 @@ Queries are taken in tiles of one sequence's tokens, each an entry of a batch wh
 blocks a tile names those that it sees. Heads that share keys are rows of one tile, so that keys are read once for them.
 """
 
-__all__ = ["attend_flex", "tile_tokens", "tiles"]
+__all__ = ["MOST_NUMBERS", "attend_flex", "tile_tokens", "tiles", "warm_up"]
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from xinfer.backends.torch.attention import split
 from xinfer.models.spec import AttentionSpec
 
+MOST_NUMBERS = 2**31 - 1  # in a pool: kernels count in 32 bits
 _ROWS = 128  # of a tile: its tokens times the heads that share keys
 _KINDS = 64  # of attention that are compiled in one process; torch gives up after eight
 
@@ -49,34 +51,36 @@ def tiles(
         counts, blocks: [N], [N, M] of the blocks that some row sees in part, how many they are and which come first.
         whole_counts, whole_blocks: the same of those that all rows see.
     """
-    device, sequences, most = query_starts.device, context_lens.shape[0], block_tables.shape[1]
+    if block_tables.shape[1] == 1:
+        block_tables = F.pad(block_tables, (0, 1), value=-1)  # torch would compile a kernel for a single one
+    sequences, most = block_tables.shape
+    upto = partial(torch.arange, dtype=torch.int32, device=query_starts.device)
     counts = query_starts.diff()
     needed = (counts + tile - 1) // tile
-    ends = needed.cumsum(0)
-    number = torch.arange((tokens + sequences * (tile - 1)) // tile + 1, device=device)
+    ends = needed.cumsum(0, dtype=torch.int32)
+    number = upto((tokens + sequences * (tile - 1)) // tile + 1)
     owner = torch.searchsorted(ends, number, right=True).clamp(max=sequences - 1)
-    offset = ((number - (ends - needed)[owner]) * tile)[:, None] + torch.arange(tile, device=device)
+    offset = ((number - (ends - needed)[owner]) * tile)[:, None] + upto(tile)
     real = offset < counts[owner, None]
     rows = torch.where(real, query_starts[owner, None] + offset, 0).view(-1)
     last = torch.where(real, (context_lens - counts)[owner, None] + offset, -1)
     first = torch.zeros_like(last) if window is None else (last - window + 1).clamp(min=0)
 
-    index = torch.arange(tokens, device=device)
+    index = upto(tokens)
     home = torch.searchsorted(query_starts[1:], index, right=True).clamp(max=sequences - 1)
     places = (ends - needed)[home] * tile + index - query_starts[home]
 
     tables = block_tables.clamp(min=0)
-    start = torch.arange(most, device=device) * block_size
-    logical = torch.zeros(num_blocks, dtype=torch.int32, device=device)
-    held = start < context_lens[:, None]
-    order = torch.arange(most, dtype=torch.int32, device=device).expand(sequences, -1)
-    logical = logical.scatter_reduce(0, tables.view(-1).long(), torch.where(held, order, 0).reshape(-1), "amax")
+    start = upto(most) * block_size
+    held = torch.where(start < context_lens[:, None], upto(most), 0)
+    logical = upto(num_blocks) * 0
+    logical = logical.scatter_reduce(0, tables.reshape(-1).long(), held.view(-1), "amax")
 
     lowest, earliest, latest = first[:, :1], last[:, :1], last.amax(1, keepdim=True)
     seen = (start <= latest) & (start + block_size > lowest)
     whole = seen & (start + block_size - 1 <= earliest) & (start >= first.amax(1, keepdim=True))
     parts = [each for kind in (seen & ~whole, whole) for each in _listed(kind, tables[owner])]
-    return [rows, places, first.int(), last.int(), logical, *parts]
+    return [rows, places, first, last, logical, *parts]
 
 
 def _listed(chosen: Tensor, tables: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,10 +100,11 @@ def attend_flex(
     queries = grouped.transpose(1, 2).reshape(count, spec.kv_heads, tile * shared, -1)
     k, v = split(pool[None], spec)  # [1, G, slots, ...]
     mask = _mask(first, last, logical, blocks, shared, block_size, pool.shape[0])
-    for each in (queries, first, last, *blocks):
+    varying = (queries, first, last, mask.kv_num_blocks, mask.full_kv_num_blocks, mask.kv_indices, mask.full_kv_indices)
+    for each in varying:
         torch._dynamo.maybe_mark_dynamic(each, 0)
-    for each in blocks[1::2]:
-        torch._dynamo.maybe_mark_dynamic(each, 1)
+    for each in varying[-2:]:
+        torch._dynamo.maybe_mark_dynamic(each, 3)
     options: dict[str, Any] = {"BACKEND": "TRITON"} if q.device.type == "cuda" else {}
     with torch._dynamo.config.patch(recompile_limit=_KINDS):
         out, aux = _compiled()(
@@ -113,6 +118,18 @@ def attend_flex(
     found = out.view(count, spec.kv_heads, tile, shared, -1).transpose(1, 2).reshape(count * tile, -1)
     result: Tensor = found.index_select(0, places)
     return result
+
+
+def warm_up(spec: AttentionSpec, pool: Tensor, dtype: torch.dtype, block_size: int) -> None:
+    """Have the kernels for a kind of attention compiled now, by steps in which no two sizes are the same by chance."""
+    for tile in {tile_tokens(spec, single) for single in (True, False)}:
+        starts = torch.arange(3, dtype=torch.int32, device=pool.device) * tile
+        tables = torch.zeros(2, 5, dtype=torch.int32, device=pool.device)
+        made = tiles(
+            starts, starts[1:] * 0 + tile, tables, 2 * tile, tile, spec.window, block_size, len(pool) // block_size
+        )
+        q = torch.zeros(2 * tile, spec.heads, spec.head_dim, dtype=dtype, device=pool.device)
+        attend_flex(q, pool, made, spec, q[0, :, 0] if spec.sinks else None, block_size)
 
 
 @cache

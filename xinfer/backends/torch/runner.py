@@ -17,6 +17,7 @@ from xinfer.backends import BackendContext
 from xinfer.backends.torch.choosing import block_size_of, choose_kernels, note_of
 from xinfer.backends.torch.decoder import AnyStep
 from xinfer.backends.torch.entries import KV_DTYPES, entry_bytes
+from xinfer.backends.torch.flex import MOST_NUMBERS, warm_up
 from xinfer.backends.torch.invariant import (
     Padding,
     Part,
@@ -77,9 +78,13 @@ class TorchRunner(ModelRunner):
         self.pools = self._make_pools(2, widths, kept)  # to try steps with
         taken = self.prepare(context.limits, longest)
         blocks = cache_blocks(sum(widths), self.block_size, context.limits, longest, self.device, taken)
+        if self._reads_whole_blocks:
+            blocks = min(blocks, MOST_NUMBERS * kept.itemsize // (max(widths) * self.block_size) - self.spare_blocks)
         if self.ranks is not None:
             blocks = self.ranks.least(blocks)
         self.pools = self._make_pools(blocks + self.spare_blocks, widths, kept)
+        if self._reads_whole_blocks:
+            self._compile_kernels()
         cache = None if wanted is None else f"the KV cache is {wanted}"
         usual = self.padding is not None or set(self.kernels.values()) == {"cpp"}
         chosen = None if usual else note_of(self.model.spec, choices)
@@ -115,6 +120,16 @@ class TorchRunner(ModelRunner):
         There are caches of two blocks.
         """
         return 0
+
+    @torch.inference_mode()
+    def _compile_kernels(self) -> None:
+        """Have what is compiled when it is first called be compiled before anybody waits for it."""
+        log.warning("attention is compiled for this model; this takes up to a minute")
+        started, layers = perf_counter(), zip(self.model.spec.layers, self.pools, strict=True)
+        for kind, pool in {layer.attention: pool for layer, pool in layers}.items():
+            if self.kernels[kind] == "flex":
+                warm_up(kind, pool, self.dtype, self.block_size)
+        log.info("attention compiled", extra={"seconds": perf_counter() - started})
 
     def _find_padding(self, limits: Limits) -> Padding | None:
         """Return with how many rows the model's matrices treat every row alike, or None where nothing makes them."""

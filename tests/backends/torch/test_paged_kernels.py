@@ -254,6 +254,28 @@ def test_whole_models_compute_what_transformers_computes(
         assert difference(logits, theirs) <= bound
 
 
+@pytest.mark.parametrize("spec", [AttentionSpec(6, 2, 16, window=40, softcap=3.0, sinks=True), AttentionSpec(4, 4, 16)])
+def test_after_warming_up_no_step_compiles_anything(spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: Callable[..., Any] = torch.compile(flex_attention, fullgraph=True, backend="eager")
+    monkeypatch.setattr(flex, "_compiled", lambda: compiled)
+    pool = torch.zeros(40 * 32, spec.cache_width)
+    with torch.inference_mode():
+        flex.warm_up(spec, pool, torch.float32, 32)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for work in (
+                [(1, 0)],
+                [(1, 200)],
+                [(1, 3)] * 7,
+                [(5, 0)],
+                [(70, 100), (1, 1)],
+                [(33, 2), (1, 90), (64, 0)],
+            ):
+                batch = batch_of(work, 32, 0, 0)
+                q = torch.zeros(len(batch.token_ids), spec.heads, spec.head_dim)
+                step = plan_paged(batch, 32, CPU, {spec: "flex"})
+                step.attend(q, q, pool, spec, q[0, :, 0] if spec.sinks else None)
+
+
 @pytest.mark.slow  # eight kernels are compiled
 @pytest.mark.parametrize("kind", [{}, {"window": 7, "softcap": 3.0}], ids=["plain", "window and cap"])
 @pytest.mark.parametrize("single", [True, False])
