@@ -103,7 +103,9 @@ def _check(device: torch.device, spec: DecoderSpec, dtype: torch.dtype) -> None:
         return
     if compiler() is None or cpp_extension.CUDA_HOME is None:
         missing = "a C++ compiler (g++ or clang++)" if compiler() is None else "the CUDA toolkit (nvcc, or CUDA_HOME)"
-        raise DeviceError(f"backend=compile on {device} needs {missing}: install it, or take backend=eager")
+        raise DeviceError(
+            f"backend=compile on {device} needs {missing}: install it, or take backend=eager or backend.device=cpu"
+        )
     os.environ.setdefault("CUDA_HOME", cpp_extension.CUDA_HOME)  # where torch looks for the driver's stub
     if dtype != torch.bfloat16 and any(layer.mlp.experts for layer in spec.layers):
         raise DeviceError(

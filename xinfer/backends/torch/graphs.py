@@ -13,6 +13,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -37,6 +38,7 @@ _OPTIONS = {
     "cpu": {"aot_inductor.package_constants_in_so": False},
     "cuda": {"aot_inductor.package_constants_in_so": False, "coordinate_descent_tuning": True},
 }
+_TOKENS = {"cpu": 4, "cuda": 256}  # of the step that a graph is traced with, for which a device's loops are tuned
 _LEAST = 2  # of whatever may vary: torch takes 1 for something special
 
 
@@ -86,12 +88,20 @@ class Graphs:
         wanted = len(token_ids) if step.sample_at is None else len(step.sample_at)
         turns = flat_turns(self._model.turns(positions, step.longest))
         if len(token_ids) == 1:
-            lengths = [step.query_starts, step.context_lens, _filled(step.block_tables, 1), step.host]
-            return self._single([token_ids, positions, step.slots, *lengths, *turns, *pools])[0][:wanted]
-        rows = step.sample_at
-        rows = torch.arange(wanted, dtype=torch.int32, device=self._device) if rows is None else rows
-        lengths = [*_lengths(step), _filled(rows, 0, value=0)]
-        return self._several([token_ids, positions, step.slots, *lengths, *turns, *pools])[0][:wanted]
+            run, lengths = (
+                self._single,
+                [step.query_starts, step.context_lens, _filled(step.block_tables, 1), step.host],
+            )
+        else:
+            rows = step.sample_at
+            rows = torch.arange(wanted, dtype=torch.int32, device=self._device) if rows is None else rows
+            run, lengths = self._several, [*_lengths(step), _filled(rows, 0, value=0)]
+        with self._current():
+            return run([token_ids, positions, step.slots, *lengths, *turns, *pools])[0][:wanted]
+
+    def _current(self) -> AbstractContextManager[object]:
+        """Make the graphs' device the current one, on whose stream they are run, whichever thread this is."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def _load(self, *, single: bool) -> Run:
         """Return a graph that computes with the model's own weights.
@@ -118,7 +128,10 @@ class Graphs:
         started = perf_counter()
         traced = _Traced(self._model, self._block_size, self._kernels)
         scratch_folder = tempfile.TemporaryDirectory(dir=file.parent)
-        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), scratch_folder as scratch:
+        modes = (torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), self._current())
+        with ExitStack() as stack, scratch_folder as scratch:
+            for mode in modes:
+                stack.enter_context(mode)
             warnings.simplefilter("ignore", FutureWarning)  # torch's, of itself
             arguments, shapes = self._example(single)
             exported = torch.export.export(traced, arguments, dynamic_shapes=shapes)
@@ -131,7 +144,7 @@ class Graphs:
 
     def _example(self, single: bool) -> tuple[tuple[Any, ...], Any]:
         """Return what a graph is traced with, and which dimensions may be others."""
-        count = 1 if single else 4
+        count = 1 if single else _TOKENS[self._device.type]
         starts, contexts = ([0, 1], [1]) if single else ([0, count, count], [count, 0])
         host = torch.tensor([count, count, *starts, *contexts], dtype=torch.int32)
         with self._device:
@@ -140,7 +153,7 @@ class Graphs:
             some = [torch.tensor(each, dtype=torch.int32) for each in (starts, contexts)]
             pools = [torch.zeros(2 * self._block_size, pool.shape[1], dtype=pool.dtype) for pool in self._like]
             turns = flat_turns(self._model.turns(positions, count))
-        sampled = None if single else positions[:2]
+        sampled = None if single else positions[: count // 2]
         arguments = (positions.long(), positions, slots, *some, blocks, host, sampled, turns, pools)
 
         def varies(name: str) -> dict[int, Dim] | None:
