@@ -5,12 +5,13 @@
 #                                          that version of Python, into .wheels/; ONNX Runtime for CUDA, 244 MiB, in
 #                                          parts of 52 MiB, .wheels/onnxruntime-gpu/*.part, which can be carried one
 #                                          after the other and are put together there
-#   experiments/gpu_check.sh [OUT] [eager|attention|onnx]
+#   experiments/gpu_check.sh [OUT] [compile [PARTS]|eager|attention|onnx]
 #                                          on that machine: checks parity and measures, and writes OUT/gpu_check.json,
+#                                          OUT/gpu_check_compile.json (see gpu_check_compile.py for its parts),
 #                                          OUT/gpu_check_attention.json (each kernel by itself) and
 #                                          OUT/gpu_check_onnx.json (OUT is the current folder by default); exit code 1
-#                                          if a check failed. Five minutes for each backend, both by default, or eager
-#                                          alone where no wheel of ONNX Runtime and none installed is there.
+#                                          if a check failed. Five minutes each, compile more, all by default; onnx only
+#                                          where a wheel of ONNX Runtime is there or one is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -44,14 +45,17 @@ if compgen -G ".wheels/onnxruntime-gpu/*.part" >/dev/null; then
   rm "$site"/onnxruntime_gpu-*.whl
 fi
 export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}"
-out=${1:-.} which=${2:-both} failed=0
-if [ "$which" = attention ] || [ "$which" = both ]; then
+out=${1:-.} which=${2:-all} failed=0
+if [ "$which" = compile ] || [ "$which" = all ]; then
+  python3 experiments/gpu_check_compile.py --json "$out/gpu_check_compile.json" ${3:+--parts "$3"} || failed=1
+fi
+if [ "$which" = attention ] || [ "$which" = all ]; then
   python3 experiments/gpu_check_attention.py --json "$out/gpu_check_attention.json" || failed=1
 fi
-if [ "$which" = eager ] || [ "$which" = both ]; then
+if [ "$which" = eager ] || [ "$which" = all ]; then
   python3 experiments/gpu_check.py --json "$out/gpu_check.json" || failed=1
 fi
-if [ "$which" = onnx ] || { [ "$which" = both ] && python3 -c "import onnxruntime, onnx_ir" 2>/dev/null; }; then
+if [ "$which" = onnx ] || { [ "$which" = all ] && python3 -c "import onnxruntime, onnx_ir" 2>/dev/null; }; then
   python3 experiments/gpu_check_onnx.py --json "$out/gpu_check_onnx.json" || failed=1
 fi
 exit $failed

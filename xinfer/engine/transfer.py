@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_ALIGNED = 4  # numbers: graphs that are compiled ahead of time copy tensors that begin elsewhere, and say so each time
+
 
 def send(values: NDArray[Any] | Rows[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Return host numbers on a device, in the precision asked for; on a CPU an array's own memory.
@@ -24,10 +26,13 @@ def send(values: NDArray[Any] | Rows[Any], device: torch.device, dtype: torch.dt
 
 
 def send_together(arrays: Rows[NDArray[np.integer]], device: torch.device) -> list[Tensor]:
-    """Return arrays on a device as int32, sent as one."""
-    whole = send(np.concatenate([each.ravel() for each in arrays], dtype=np.int32, casting="same_kind"), device)
-    parts = torch.split(whole, [each.size for each in arrays])
-    return [part.view(each.shape) for part, each in zip(parts, arrays, strict=True)]
+    """Return arrays on a device as int32, sent as one; each begins where kernels may load several numbers at once."""
+    room = [-(-each.size // _ALIGNED) * _ALIGNED for each in arrays]
+    whole = np.zeros(sum(room), np.int32)
+    for start, each in zip(np.cumsum([0, *room]), arrays, strict=False):
+        whole[start : start + each.size] = each.ravel()
+    parts = torch.split(send(whole, device), room)
+    return [part[: each.size].view(each.shape) for part, each in zip(parts, arrays, strict=True)]
 
 
 class Awaited:

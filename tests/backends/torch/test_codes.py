@@ -79,6 +79,8 @@ def test_products_are_those_of_the_weights_that_codes_stand_for(
         module.few = few
         assert float((module(x).double() - theirs).abs().max()) <= 2e-6 * scale
         assert float((module(x.bfloat16()).double() - theirs).abs().max()) <= 2e-2 * scale
+    plain = theirs if added is None else theirs - added.double()
+    assert float((codes.times(x).double() - plain).abs().max()) <= 2e-6 * scale
 
 
 @settings(max_examples=30, deadline=None)

@@ -7,11 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import PROMPT, STEPS, TOLERANCE, Case, difference, expected, in_company
+from cases import PROMPT, STEPS, TOLERANCE, Case, difference, expected, in_company, model_of, spoil
+from contracts import flex_contract, varlen_contract
+from test_captured import Again
 
+from xinfer.backends import BackendContext
+from xinfer.backends.torch import CompileConfig, flex, varlen
+from xinfer.backends.torch import runner as torch_runner
+from xinfer.backends.torch.choosing import Choice
+from xinfer.backends.torch.compiled import CompiledRunner
+from xinfer.backends.torch.mlp import Experts
+from xinfer.backends.torch.paged import Kernel
+from xinfer.engine.types import Limits
 from xinfer.testing.reference import parity, write_reference
 from xinfer.testing.shapes import SHAPES, shape
-from xinfer.testing.stepper import cut
+from xinfer.testing.stepper import Stepper, cut
 
 LONGEST = PROMPT + STEPS
 FEW = ["llama", "gemma2", "gpt_oss", "deepseek_v3"]  # capped, sinks and windows, experts, latent
@@ -44,6 +54,55 @@ def test_tokens_and_logits_are_those_of_the_references(
         assert difference(logits, theirs) <= TOLERANCE
     assert not compiled
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel", "dtype"),
+    [
+        ("llama", None, "float32"),
+        pytest.param("llama", "sdpa", "float32", marks=pytest.mark.slow),
+        pytest.param("gemma2", "flex", "float32", marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", "sdpa", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("qwen3", "varlen", "float16", marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", "varlen", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
+def test_recorded_steps_are_eagers_and_nothing_is_compiled_after_they_were_recorded(
+    family: str, kernel: Kernel | None, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a kernel, that is the whole way of a CUDA device, but for what stands in for its kernels and its graphs."""
+    case = Case(tmp_path, shape(family, SHAPES[family][0]), write=write_reference, max_len=LONGEST)
+    usual, reference = case.ours(dtype), case.reference()
+    if kernel is not None:
+        as_on_a_device(kernel, monkeypatch)
+    limits, record = Limits(max_model_len=LONGEST, max_num_seqs=8, kv_memory=64e6), Again()
+    context = BackendContext(model_of(case.folder, dtype), CompileConfig(device="cpu"), limits)
+    runner = CompiledRunner(context, record)
+    spoil(runner)
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda *args, **kwargs: compiled.append(args))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for (sequence, ours), (_, theirs) in zip(in_company(Stepper(runner), case), in_company(usual, case), strict=True):
+        exact = expected(reference, sequence.token_ids[: sequence.num_computed], LONGEST)
+        assert difference(ours, exact) <= (TOLERANCE if dtype == "float32" else 2 * difference(theirs, exact))
+    Stepper(runner).greedy(case.prompt(), [PROMPT], STEPS)
+    assert record.recorded == [8, 4, 2, 1]
+    assert record.replays[1] >= STEPS
+    assert sum(record.replays.values()) > STEPS, "several sequences never decoded together"
+    assert not compiled
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+def as_on_a_device(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a runner on the CPU choose a kernel of CUDA's, and compute nothing by operators for CPUs."""
+
+    def forced(spec: Any, *rest: Any) -> dict[Any, Choice]:
+        return {layer.attention: Choice(kernel) for layer in spec.layers}
+
+    monkeypatch.setattr(torch_runner, "choose_kernels", forced)
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_contract)
+    monkeypatch.setattr(flex, "_compiled", lambda: flex_contract)
+    monkeypatch.setattr(Experts, "_computing", lambda self, x: self._of_one_token if x.shape[0] == 1 else self._grouped)
 
 
 def test_weights_are_given_back_with_the_runner(tmp_path: Path) -> None:

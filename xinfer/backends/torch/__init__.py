@@ -22,11 +22,14 @@ class EagerConfig:
         threads: of the CPU; None takes one for each physical core.
         kv_dtype: of keys and values in the cache: None is that of activations; `int8` and `fp8` take about a quarter of
             float32's memory, each head of each token with a scale of its own.
+        pinned_memory: of the host, in which layers that are streamed to a CUDA device may stay, instead of being read
+            again for each step: bytes, or up to 1 a share of what is free. No other program can use such memory.
     """
 
     device: str = "auto"
     threads: int | None = None
     kv_dtype: str | None = None
+    pinned_memory: float = 0.0
 
 
 @dataclass
@@ -34,15 +37,17 @@ class CompileConfig:
     """Keys of `backend=compile`.
 
     Attributes:
-        device: `cpu`; a CUDA device is refused so far.
-        threads, kv_dtype: see `EagerConfig`.
-        huge_pages: move weights into huge pages once they are loaded (Linux).
+        device, threads, kv_dtype: see `EagerConfig`.
+        cuda_graphs: record decode steps on a CUDA device, for up to `engine.max_num_seqs` sequences, when the model is
+            loaded; without, each step is started kernel by kernel.
+        huge_pages: move weights into huge pages once they are loaded (Linux, on a CPU).
     """
 
-    device: str = "cpu"
+    device: str = "auto"
     threads: int | None = None
     kv_dtype: str | None = None
     huge_pages: bool = True
+    cuda_graphs: bool = True
 
 
 def create(context: BackendContext) -> ModelRunner:
@@ -133,7 +138,7 @@ def xinfer_backends() -> list[Backend]:
             "compile",
             CompileConfig,
             create_compiled,
-            "PyTorch, compiled ahead of time",
+            "PyTorch, compiled ahead of time, for the CPU or CUDA",
             supports=supports,
             cache_bytes=cache_bytes,
             notes=notes,

@@ -15,17 +15,21 @@ class Arena:
     """Room for tensors that all go at once.
 
     How much is needed shows as it is used: what does not fit lies elsewhere once, and has room after the next `clear`.
+
+    Args:
+        device: where it is.
+        pinned: whether a CUDA device can read it by itself.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._bytes = torch.empty(0, dtype=torch.uint8, device=device)
+    def __init__(self, device: torch.device, *, pinned: bool = False) -> None:
+        self._bytes, self._pinned = torch.empty(0, dtype=torch.uint8, device=device), pinned
         self._used = 0
 
     def clear(self) -> None:
         """Take all room for what comes next; nothing of what was there may still be in use."""
         if self._used > len(self._bytes):
             device, self._bytes = self._bytes.device, torch.empty(0)
-            self._bytes = torch.empty(self._used, dtype=torch.uint8, device=device)
+            self._bytes = torch.empty(self._used, dtype=torch.uint8, device=device, pin_memory=self._pinned)
         self._used = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -33,7 +37,7 @@ class Arena:
         start, size = self._used, math.prod(shape) * dtype.itemsize
         self._used += -(-size // _ALIGNED) * _ALIGNED
         if start + size > len(self._bytes):
-            return torch.empty(shape, dtype=dtype, device=self._bytes.device)
+            return torch.empty(shape, dtype=dtype, device=self._bytes.device, pin_memory=self._pinned)
         return self._bytes[start : start + size].view(dtype).view(shape)
 
     def join(self, tensors: Sequence[Tensor], dim: int) -> Tensor:

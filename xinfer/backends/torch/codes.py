@@ -2,7 +2,7 @@
 
 __all__ = ["Codes", "CodesEmbedding", "CodesLinear", "ExpertCodes"]
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -47,10 +47,19 @@ class Codes:
         zeros = None if packed.zeros is None else packed.zeros.view(scales.shape)
         return cls(codes.flatten(-2), scales, zeros, packed.bits, packed.columns)
 
-    def to(self, device: torch.device) -> "Codes":
-        """Return them on a device."""
-        zeros = None if self.zeros is None else self.zeros.to(device)
-        return Codes(self.codes.to(device), self.scales.to(device), zeros, self.bits, self.columns)
+    def apply(self, change: Callable[[Tensor], Tensor]) -> "Codes":
+        """Return them with each part as another tensor of the same numbers."""
+        zeros = None if self.zeros is None else change(self.zeros)
+        return Codes(change(self.codes), change(self.scales), zeros, self.bits, self.columns)
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> "Codes":
+        """Return them on a device; as with `Tensor.to`, the host need not wait until they are there."""
+        return self.apply(lambda part: part.to(device, non_blocking=non_blocking))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     def narrow(self, dim: int, start: int, length: int) -> "Codes | None":
         """Return a stretch of it, copied; None where that cuts blocks of inputs."""
@@ -82,6 +91,20 @@ class Codes:
         weights: Tensor = (numbers.float() - middle) * scales[..., None]
         return weights.flatten(-2)[..., : self.columns]
 
+    def times(self, x: Tensor) -> Tensor:
+        """Return float32 x @ W.T, [T, in] to [T, out], as one sum over products, of which a compiler writes one loop.
+
+        It reads codes instead of weights, once for each row of x: for a single row that is the least there is to read.
+        """
+        numbers = self.codes.view(*self.scales.shape, -1)
+        halves = [numbers] if self.bits == 8 else [numbers & 15, numbers >> 4]
+        middle = float(1 << (self.bits - 1)) if self.zeros is None else self.zeros[..., None].float()
+        missing = numbers.shape[-2] * numbers.shape[-1] * len(halves) - self.columns
+        places = F.pad(x.float(), (0, missing)).view(x.shape[0], 1, numbers.shape[-2], len(halves), -1)
+        products = sum((half.float() - middle) * places[..., i, :] for i, half in enumerate(halves))
+        out: Tensor = (products * self.scales[..., None]).sum((-2, -1))
+        return out
+
 
 def joined(parts: Sequence[Codes], dim: int, join: Join) -> Codes:
     """Return matrices that fit, one's rows behind the other's along a dimension."""
@@ -110,7 +133,11 @@ class _Held(nn.Module):
 
 
 class CodesLinear(_Held):
-    """x @ W.T + b; on a CPU few rows are multiplied with the codes, for more weights are made piece by piece."""
+    """x @ W.T + b: few rows are multiplied with the codes, for more weights are made, on a CPU piece by piece.
+
+    On a CUDA device `few` is one row. torch has kernels for more, which take other codes than these: of eight bits
+    with one scale a row, of four with scales rounded to bfloat16 (`_weight_int8pack_mm`, `_weight_int4pack_mm`).
+    """
 
     def __init__(self, codes: Codes, bias: Tensor | None = None) -> None:
         super().__init__(codes)
@@ -123,6 +150,9 @@ class CodesLinear(_Held):
                 x, self.codes, self.scales, self.zeros, self.bias, self.bits, self.few
             )
             return out
+        if x.shape[0] == 1:
+            out = self.held.times(x).to(x.dtype)
+            return out if self.bias is None else out + self.bias
         return F.linear(x, self.held.weights().to(x.dtype), self.bias)
 
     def rows(self, start: int, end: int) -> "CodesLinear":
@@ -178,3 +208,13 @@ class ExpertCodes(_Held):
             x, self.codes, self.scales, self.zeros, chosen, self.bits, self.few
         )
         return out if self.bias is None else out + self.bias[chosen]
+
+    def times(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """See `ExpertLinear.times`."""
+        out = (self.held.weights(chosen) * x.float()[:, None]).sum(-1).to(x.dtype)
+        return out if self.bias is None else out + self.bias[chosen]
+
+    def grouped(self, x: Tensor, ends: Tensor, own: Tensor) -> Tensor:
+        """See `ExpertLinear.grouped`."""
+        out: Tensor = F.grouped_mm(x, self.held.weights().to(x.dtype).mT, offs=ends)
+        return out if self.bias is None else out + self.bias[own]

@@ -18,6 +18,7 @@ from xinfer.backends.torch.attention import Step
 from xinfer.backends.torch.codes import Codes, CodesEmbedding, CodesLinear, ExpertCodes
 from xinfer.backends.torch.entries import store
 from xinfer.backends.torch.invariant import InvariantStep, Padding, Part, by_rows
+from xinfer.backends.torch.lane import Lane
 from xinfer.backends.torch.linear import (
     Embedding,
     ExpertLinear,
@@ -212,7 +213,8 @@ class Decoder(nn.Module):
         self.spec = spec
         self.elementwise: Elementwise = by_rows if invariant else lambda function, x: function(x)
         make, count = partial(make_layer, spec, self.elementwise, invariant), len(spec.layers)
-        self.stream = None if slots is None else LayerStream(make, load, count, slots, device)
+        lane = Lane(device) if device.type == "cuda" and slots is not None else None
+        self.stream = None if slots is None else LayerStream(make, load, count, slots, device, lane)
         layers = (make(load, index) for index in range(count)) if self.stream is None else self.stream.modules()
         self.layers = nn.ModuleList(layers)
         self.norm = make_norm(spec.norm, load, "norm", spec.hidden_size)

@@ -46,7 +46,7 @@ def encode_entries(entries: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     if entries.device.type == "cpu" and available():
         coded: Tensor = torch.ops.xinfer.encode_entries(entries, dim, dtype)
         return coded
-    heads = entries.float().view(len(entries), -1, dim)
+    heads = entries.float().view(entries.shape[0], -1, dim)
     scales = (heads.abs().amax(-1, keepdim=True) / _LARGEST[dtype]).clamp(min=torch.finfo(torch.float32).tiny)
     codes = (heads / scales).flatten(1)
     whole = codes.round().to(dtype) if dtype == torch.int8 else codes.to(dtype)

@@ -4,10 +4,10 @@ Queries are taken in tiles of one sequence's tokens, each an entry of a batch wh
 blocks a tile names those that it sees. Heads that share keys are rows of one tile, so that keys are read once for them.
 """
 
-__all__ = ["attend_flex", "tile_tokens", "tiles", "warm_up"]
+__all__ = ["MOST_NUMBERS", "attend_flex", "tile_tokens", "tiles", "warm_up"]
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from xinfer.backends.torch.attention import split
 from xinfer.models.spec import AttentionSpec
 
+MOST_NUMBERS = 2**31 - 1  # in a pool: kernels count in 32 bits
 _ROWS = 128  # of a tile: its tokens times the heads that share keys
 _KINDS = 64  # of attention that are compiled in one process; torch gives up after eight
 
@@ -52,34 +53,34 @@ def tiles(
     """
     if block_tables.shape[1] == 1:
         block_tables = F.pad(block_tables, (0, 1), value=-1)  # torch would compile a kernel for a single one
-    device, sequences, most = query_starts.device, context_lens.shape[0], block_tables.shape[1]
+    sequences, most = block_tables.shape
+    upto = partial(torch.arange, dtype=torch.int32, device=query_starts.device)
     counts = query_starts.diff()
     needed = (counts + tile - 1) // tile
-    ends = needed.cumsum(0)
-    number = torch.arange((tokens + sequences * (tile - 1)) // tile + 1, device=device)
+    ends = needed.cumsum(0, dtype=torch.int32)
+    number = upto((tokens + sequences * (tile - 1)) // tile + 1)
     owner = torch.searchsorted(ends, number, right=True).clamp(max=sequences - 1)
-    offset = ((number - (ends - needed)[owner]) * tile)[:, None] + torch.arange(tile, device=device)
+    offset = ((number - (ends - needed)[owner]) * tile)[:, None] + upto(tile)
     real = offset < counts[owner, None]
     rows = torch.where(real, query_starts[owner, None] + offset, 0).view(-1)
     last = torch.where(real, (context_lens - counts)[owner, None] + offset, -1)
     first = torch.zeros_like(last) if window is None else (last - window + 1).clamp(min=0)
 
-    index = torch.arange(tokens, device=device)
+    index = upto(tokens)
     home = torch.searchsorted(query_starts[1:], index, right=True).clamp(max=sequences - 1)
     places = (ends - needed)[home] * tile + index - query_starts[home]
 
     tables = block_tables.clamp(min=0)
-    start = torch.arange(most, device=device) * block_size
-    logical = torch.zeros(num_blocks, dtype=torch.int32, device=device)
-    held = start < context_lens[:, None]
-    order = torch.arange(most, dtype=torch.int32, device=device).expand(sequences, -1)
-    logical = logical.scatter_reduce(0, tables.view(-1).long(), torch.where(held, order, 0).reshape(-1), "amax")
+    start = upto(most) * block_size
+    held = torch.where(start < context_lens[:, None], upto(most), 0)
+    logical = upto(num_blocks) * 0
+    logical = logical.scatter_reduce(0, tables.reshape(-1).long(), held.view(-1), "amax")
 
     lowest, earliest, latest = first[:, :1], last[:, :1], last.amax(1, keepdim=True)
     seen = (start <= latest) & (start + block_size > lowest)
     whole = seen & (start + block_size - 1 <= earliest) & (start >= first.amax(1, keepdim=True))
     parts = [each for kind in (seen & ~whole, whole) for each in _listed(kind, tables[owner])]
-    return [rows, places, first.int(), last.int(), logical, *parts]
+    return [rows, places, first, last, logical, *parts]
 
 
 def _listed(chosen: Tensor, tables: Tensor) -> tuple[Tensor, Tensor]:

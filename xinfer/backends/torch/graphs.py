@@ -8,12 +8,12 @@ operators of `kernels`; weights are the decoder's own, not copies.
 
 __all__ = ["Graphs"]
 
-import ctypes
 import hashlib
 import logging
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,6 +25,7 @@ from torch.export import Dim
 
 from xinfer.backends.torch.decoder import Decoder, Turns
 from xinfer.backends.torch.kernels import build_key
+from xinfer.backends.torch.lent import lent
 from xinfer.backends.torch.paged import Kernels, PagedStep
 from xinfer.backends.torch.rotary import Turn
 from xinfer.models.cache import cache_folder
@@ -32,7 +33,12 @@ from xinfer.models.cache import cache_folder
 log = logging.getLogger(__name__)
 
 Run = Callable[..., list[Tensor]]
-_OPTIONS = {"aot_inductor.package_constants_in_so": False}
+# A CUDA device's are gpt-fast's; vLLM tunes products for the sizes that it is told, which takes minutes. Not measured.
+_OPTIONS = {
+    "cpu": {"aot_inductor.package_constants_in_so": False},
+    "cuda": {"aot_inductor.package_constants_in_so": False, "coordinate_descent_tuning": True},
+}
+_TOKENS = {"cpu": 4, "cuda": 256}  # of the step that a graph is traced with, for which a device's loops are tuned
 _LEAST = 2  # of whatever may vary: torch takes 1 for something special
 
 
@@ -47,15 +53,15 @@ def _filled(x: Tensor, dim: int, least: int = _LEAST, value: int | None = None) 
     return torch.cat([x, rest], dim)
 
 
-def _lent(weight: Tensor) -> Tensor:
-    """Return a tensor over the same memory, on the CPU, that does not hold it.
-
-    A graph never lets go of the tensors that it was given (torch 2.13: of a `MaybeOwningAtenTensorHandle` for what is
-    user-managed, nobody deletes the handle), so it would keep the weights of every runner that was closed.
-    """
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
-    memory = (ctypes.c_byte * (extent * weight.element_size())).from_address(weight.data_ptr())
-    return torch.frombuffer(memory, dtype=weight.dtype).as_strided(weight.shape, weight.stride())
+def _lengths(step: PagedStep) -> list[Tensor]:
+    """Return what says where sequences lie, of at least two with two blocks: empty ones beside those that there are."""
+    sequences, tables = len(step.context_lens), _filled(step.block_tables, 1)
+    if sequences >= _LEAST:
+        return [step.query_starts, step.context_lens, tables, step.host]
+    starts, contexts = _filled(step.query_starts, 0, _LEAST + 1), _filled(step.context_lens, 0, value=0)
+    host = [step.host[:2], _filled(step.host[2 : 3 + sequences], 0, _LEAST + 1)]
+    host.append(_filled(step.host[3 + sequences :], 0, value=0))
+    return [starts, contexts, _filled(tables, 0), torch.cat(host)]
 
 
 class Graphs:
@@ -63,42 +69,56 @@ class Graphs:
 
     Args:
         model: whose steps they are.
-        pools: its caches.
+        pools: caches like those that they will be called with.
         block_size: slots of a block.
         kernels: what computes each kind of attention.
     """
 
     def __init__(self, model: Decoder, pools: list[Tensor], block_size: int, kernels: Kernels) -> None:
-        self._model, self._pools, self._block_size, self._kernels = model, pools, block_size, kernels
+        self._model, self._like, self._block_size, self._kernels = model, pools, block_size, kernels
+        self._device = pools[0].device
         self._key = _key(model, pools, block_size, kernels)
         self._weights = {
             f"model.{name}": weight.data for name, weight in model.named_parameters(remove_duplicate=False)
         }
         self._single, self._several = self._load(single=True), self._load(single=False)
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, step: PagedStep) -> Tensor:
+    def __call__(self, token_ids: Tensor, positions: Tensor, step: PagedStep, pools: list[Tensor]) -> Tensor:
         """Return float32 logits [K, vocabulary] of the tokens `step.sample_at`; ids and positions are [T]."""
         wanted = len(token_ids) if step.sample_at is None else len(step.sample_at)
         turns = flat_turns(self._model.turns(positions, step.longest))
         if len(token_ids) == 1:
-            rest = [step.query_starts, step.context_lens, _filled(step.block_tables, 1)]
-            return self._single([token_ids, positions, step.slots, *rest, *turns, *self._pools])[0][:wanted]
-        sample_at = torch.arange(wanted, dtype=torch.int32) if step.sample_at is None else step.sample_at
-        starts, contexts = _filled(step.query_starts, 0, _LEAST + 1), _filled(step.context_lens, 0, value=0)
-        rest = [starts, contexts, _filled(_filled(step.block_tables, 1), 0), _filled(sample_at, 0, value=0)]
-        return self._several([token_ids, positions, step.slots, *rest, *turns, *self._pools])[0][:wanted]
+            run, lengths = (
+                self._single,
+                [step.query_starts, step.context_lens, _filled(step.block_tables, 1), step.host],
+            )
+        else:
+            rows = step.sample_at
+            rows = torch.arange(wanted, dtype=torch.int32, device=self._device) if rows is None else rows
+            run, lengths = self._several, [*_lengths(step), _filled(rows, 0, value=0)]
+        with self._current():
+            return run([token_ids, positions, step.slots, *lengths, *turns, *pools])[0][:wanted]
+
+    def _current(self) -> AbstractContextManager[object]:
+        """Make the graphs' device the current one, on whose stream they are run, whichever thread this is."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def _load(self, *, single: bool) -> Run:
-        """Return a graph that computes with the model's own weights."""
+        """Return a graph that computes with the model's own weights.
+
+        A graph never lets go of the tensors that it was given (torch 2.13: of a `MaybeOwningAtenTensorHandle` for what
+        is user-managed, nobody deletes the handle), so they are lent: else the weights of every runner that was closed
+        would be kept.
+        """
         file = cache_folder() / "torch" / "graphs" / f"{self._key}-{'single' if single else 'several'}.pt2"
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
             if not file.exists():
                 self._make(file, single)
-        graph = torch._inductor.aoti_load_package(str(file), run_single_threaded=True)
-        names = graph.get_constant_fqns()
-        lent = {name: _lent(self._weights[name]) for name in names}
-        graph.load_constants(lent, check_full_update=True, user_managed=True)
+        index = -1 if self._device.index is None else self._device.index
+        graph = torch._inductor.aoti_load_package(str(file), run_single_threaded=True, device_index=index)
+        weights = {name: lent(self._weights[name]) for name in graph.get_constant_fqns()}
+        graph.load_constants(weights, check_full_update=True, user_managed=True)
         return graph.loader.boxed_run
 
     def _make(self, file: Path, single: bool) -> None:
@@ -108,36 +128,44 @@ class Graphs:
         started = perf_counter()
         traced = _Traced(self._model, self._block_size, self._kernels)
         scratch_folder = tempfile.TemporaryDirectory(dir=file.parent)
-        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), scratch_folder as scratch:
+        modes = (torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), self._current())
+        with ExitStack() as stack, scratch_folder as scratch:
+            for mode in modes:
+                stack.enter_context(mode)
             warnings.simplefilter("ignore", FutureWarning)  # torch's, of itself
             arguments, shapes = self._example(single)
             exported = torch.export.export(traced, arguments, dynamic_shapes=shapes)
+            options = dict(_OPTIONS[self._device.type])  # torch writes into what it is given
             made = torch._inductor.aoti_compile_and_package(
-                exported, package_path=str(Path(scratch, "graph.pt2")), inductor_configs=_OPTIONS
+                exported, package_path=str(Path(scratch, "graph.pt2")), inductor_configs=options
             )
             Path(made).replace(file)
         log.warning("graph %s took %.0f s", name, perf_counter() - started)
 
     def _example(self, single: bool) -> tuple[tuple[Any, ...], Any]:
         """Return what a graph is traced with, and which dimensions may be others."""
-        count = 1 if single else 4
-        positions = torch.arange(count, dtype=torch.int32)
-        slots, blocks = torch.arange(count), torch.zeros(1 if single else 2, 3, dtype=torch.int32)
+        count = 1 if single else _TOKENS[self._device.type]
         starts, contexts = ([0, 1], [1]) if single else ([0, count, count], [count, 0])
-        some = [torch.tensor(each, dtype=torch.int32) for each in (starts, contexts)]
-        sampled = None if single else positions[:2]
-        turns = flat_turns(self._model.turns(positions, count))
-        pools = [torch.zeros(2 * self._block_size, pool.shape[1], dtype=pool.dtype) for pool in self._pools]
-        arguments = (positions.long(), positions, slots, *some, blocks, sampled, turns, pools)
-        token, blocks_dim = None if single else {0: Dim("tokens", min=_LEAST)}, Dim("blocks", min=_LEAST)
-        rows = None if single else Dim("sequences", min=_LEAST)
+        host = torch.tensor([count, count, *starts, *contexts], dtype=torch.int32)
+        with self._device:
+            positions = torch.arange(count, dtype=torch.int32)
+            slots, blocks = torch.arange(count), torch.zeros(len(contexts), 3, dtype=torch.int32)
+            some = [torch.tensor(each, dtype=torch.int32) for each in (starts, contexts)]
+            pools = [torch.zeros(2 * self._block_size, pool.shape[1], dtype=pool.dtype) for pool in self._like]
+            turns = flat_turns(self._model.turns(positions, count))
+        sampled = None if single else positions[: count // 2]
+        arguments = (positions.long(), positions, slots, *some, blocks, host, sampled, turns, pools)
+
+        def varies(name: str) -> dict[int, Dim] | None:
+            return None if single else {0: Dim(name, min=_LEAST)}
+
+        token, sequences, width = varies("tokens"), varies("sequences"), Dim("blocks", min=_LEAST)
         return arguments, (
             *(token, token, token),
-            *((None, None) if single else ({0: Dim("starts", min=_LEAST)}, {0: rows})),
-            {1: blocks_dim} if single else {0: rows, 1: blocks_dim},
-            None if single else {0: Dim("sampled", min=_LEAST)},
+            *(varies("starts"), sequences, {**(sequences or {}), 1: width}, varies("numbers")),
+            varies("sampled"),
             [token] * len(turns),
-            [{0: Dim("slots", min=_LEAST)}] * len(self._pools),
+            [{0: Dim("slots", min=_LEAST)}] * len(pools),
         )
 
 
@@ -146,10 +174,18 @@ def _key(model: Decoder, pools: list[Tensor], block_size: int, kernels: Kernels)
     weights = [(name, tuple(each.shape), each.dtype) for name, each in model.named_parameters()]
     kept = [pool.dtype for pool in pools]
     computing = [kernels[layer.attention] for layer in model.spec.layers]
-    digest = hashlib.sha256(repr((model.spec, weights, kept, block_size, computing, build_key())).encode())
+    made = (model.spec, weights, kept, block_size, computing, _OPTIONS, build_key(), _architecture(pools[0].device))
+    digest = hashlib.sha256(repr(made).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:32]
+
+
+def _architecture(device: torch.device) -> tuple[Any, ...]:
+    """Return what a device's code depends on."""
+    if device.type == "cpu":
+        return ("cpu",)
+    return (torch.version.cuda, torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
 
 
 class _Traced(nn.Module):
@@ -168,6 +204,7 @@ class _Traced(nn.Module):
         query_starts: Tensor,
         context_lens: Tensor,
         block_tables: Tensor,
+        host: Tensor,
         sample_at: Tensor | None,
         turns: list[Tensor],
         pools: list[Tensor],
@@ -175,7 +212,7 @@ class _Traced(nn.Module):
         """Return logits [K, vocabulary]."""
         step = PagedStep(
             *(slots, sample_at, 0, query_starts, context_lens, block_tables, self._block_size),
-            host=context_lens,  # which the operator in C++ does not look at
+            host=host,
             single=token_ids.shape[0] == 1,
             kernels=self._kernels,
         )

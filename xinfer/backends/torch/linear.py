@@ -174,6 +174,18 @@ class ExpertLinear(nn.Module):
         out: Tensor = torch.ops.xinfer.experts(x, self.weight, chosen, self.few)
         return out if self.bias is None else out + self.bias[chosen]
 
+    def times(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """[n, in] with each row's expert [n] to [n, out], as one sum over products."""
+        assert self.weight is not None
+        out = (self.weight[chosen].float() * x.float()[:, None]).sum(-1).to(x.dtype)
+        return out if self.bias is None else out + self.bias[chosen]
+
+    def grouped(self, x: Tensor, ends: Tensor, own: Tensor) -> Tensor:
+        """[n, in] to [n, out], rows in the order of their experts: `own` [n], of which `ends` has each one's end."""
+        assert self.weight is not None
+        out: Tensor = F.grouped_mm(x, self.weight.mT, offs=ends)
+        return out if self.bias is None else out + self.bias[own]
+
 
 class PerHead(nn.Module):
     """A matrix for each head, [heads, in, out]."""

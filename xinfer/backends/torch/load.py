@@ -1,6 +1,6 @@
 """How modules get their weights."""
 
-__all__ = ["Get", "Join", "Load", "cat"]
+__all__ = ["Get", "Join", "Load", "cat", "is_matrix"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +18,11 @@ def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)
 
 
+def is_matrix(name: str) -> bool:
+    """Whether a weight is what most of a layer is made of, and not a bias or a norm's."""
+    return name.endswith(".weight") and "norm" not in name
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """Weights by name.
@@ -27,11 +32,13 @@ class Load:
             longer than it takes to make a module has it joined, alone or with others.
         join: returns tensors as one, to be kept.
         prefix: what names begin with.
+        again: as `get`, for what is asked for in every step; None where that is no different.
     """
 
     get: Get
     join: Join = cat
     prefix: str = ""
+    again: Get | None = None
 
     def __call__(self, name: str) -> Any:
         """Return one; see `get`."""

@@ -1,6 +1,6 @@
 """A model's decoder made: its weights read, rounded, shared out or streamed, as is asked for."""
 
-__all__ = ["Loaded", "load"]
+__all__ = ["Loaded", "held_bytes", "load"]
 
 import logging
 import math
@@ -17,6 +17,7 @@ from xinfer.backends.torch.codes import Codes
 from xinfer.backends.torch.decoder import Decoder
 from xinfer.backends.torch.load import Get, Load
 from xinfer.backends.torch.parallel import Gathered, Ranks, Summed
+from xinfer.backends.torch.pinned import sending
 from xinfer.backends.torch.quantized import quantized
 from xinfer.backends.torch.streaming import StreamPlan, reading_anew
 from xinfer.errors import ConfigError, DeviceError
@@ -28,6 +29,8 @@ from xinfer.models.reader import Reader
 from xinfer.models.split import Share
 
 log = logging.getLogger(__name__)
+
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,18 @@ class Loaded:
 
 
 def load(
-    model: Model, ranks: Ranks | None, longest: int, dtype: torch.dtype, device: torch.device, invariant: bool
+    model: Model,
+    ranks: Ranks | None,
+    longest: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    invariant: bool,
+    pinned_memory: float = 0,
 ) -> Loaded:
-    """Return a model's decoder, or this process's share of it; one that does not fit is a `DeviceError`."""
+    """Return a model's decoder, or this process's share of it; one that does not fit is a `DeviceError`.
+
+    `pinned_memory` is for layers that are streamed to a CUDA device, see `EagerConfig`.
+    """
     started, scheme = perf_counter(), model.quantization
     share = None if ranks is None else Share(model.spec, ranks.rank, ranks.count)
     spec = model.spec if share is None else share.spec
@@ -57,14 +69,16 @@ def load(
     stream = StreamPlan.of(spec, model.stream_layers, size)
     total = sum(size(name, shape) for name, shape in spec.tensors.items())
     _check_fits(total - stream.bytes + stream.turning_bytes, device)
+    room = _room(pinned_memory, streams=stream.slots > 0 and device != _HOST)
     codes = _codes(model, scheme, ranks)
     make = partial(Decoder, spec, max_len=longest, dtype=dtype, device=device, invariant=invariant)
     plain = [name for name in model.weights if name not in codes]
     with torch.no_grad():
         if stream.slots:
             with copied():
-                get = _shared(reading_anew(model.weights, device, dtype), codes, share, device)
-                decoder = make(Load(get), slots=stream.slots)
+                get, read = (_shared(reading_anew(model.weights, d, dtype), codes, share, d) for d in (device, _HOST))
+                again = None if device == _HOST else sending(get, read, device, room)
+                decoder = make(Load(get, again=again), slots=stream.slots)
         else:
             with Reader(model.weights, device, dtype, plain) as reader:
                 decoder = make(Load(_shared(reader.load, codes, share, device)))
@@ -134,6 +148,19 @@ def held_bytes(model: nn.Module) -> int:
 def _stored_bytes(scheme: Scheme | None, element: int, name: str, shape: tuple[int, ...]) -> int:
     own = None if scheme is None else scheme.of(name, shape)
     return element * math.prod(shape) if own is None else own.nbytes(shape)
+
+
+def _room(wanted: float, *, streams: bool) -> int:
+    """Return the bytes of pinned memory that streamed layers may stay in."""
+    if wanted and not streams:
+        raise ConfigError(
+            f"backend.pinned_memory={wanted:g} is for layers that come to a CUDA device from the host, and none do: "
+            "leave it out (0), or take model.stream_layers and a CUDA device"
+        )
+    if wanted < 0:
+        raise ConfigError(f"backend.pinned_memory={wanted:g} is out of range: bytes, or a share of what is free")
+    free = available_memory(_HOST)
+    return int(free * wanted if wanted <= 1 else min(wanted, free))
 
 
 def _check_fits(weight_bytes: int, device: torch.device) -> None:

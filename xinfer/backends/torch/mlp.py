@@ -113,16 +113,42 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[T, H] to [T, H]."""
         weights, chosen = self.router(x)
-        out = self._at_once(x, weights, chosen) if self.up.at_once else self._one_by_one(x, weights, chosen)
+        out = self._computing(x)(x, weights, chosen)
         if self.shared is None:
             return out
         shared: Tensor = self.shared(x)
         return out + (shared if self.gate is None else self.elementwise(torch.sigmoid, self.gate(x)) * shared)
 
+    def _computing(self, x: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        if self.up.at_once:
+            return self._at_once
+        if x.device.type == "cpu" or x.dtype != torch.bfloat16:  # which is all that devices have a kernel for
+            return self._one_by_one
+        return self._of_one_token if x.shape[0] == 1 else self._grouped
+
     def _at_once(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         one = self.experts[0]
         assert isinstance(one, Mlp)
         each: Tensor = self.down(one.between(self.up(x, chosen)), chosen)
+        return (each * weights[..., None].to(x.dtype)).sum(1)
+
+    def _of_one_token(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Compute with nothing but the chosen experts' matrices, read where they lie."""
+        one = self.experts[0]
+        assert isinstance(one, Mlp)
+        each = self.down.times(one.between(self.up.times(x.expand(chosen.shape[1], -1), chosen[0])), chosen[0])
+        return (each * weights[0, :, None].to(x.dtype)).sum(0, keepdim=True)
+
+    def _grouped(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Compute tokens in the order of their experts, without the host knowing which these are."""
+        one, flat = self.experts[0], chosen.flatten()
+        assert isinstance(one, Mlp)
+        order = flat.argsort(stable=True)
+        numbers = torch.arange(len(self.experts), device=x.device)
+        ends = torch.searchsorted(flat[order], numbers, right=True).to(torch.int32)
+        rows, own = x[order // chosen.shape[1]], flat[order]
+        each = self.down.grouped(one.between(self.up.grouped(rows, ends, own)), ends, own)
+        each = each[order.argsort()].view(*chosen.shape, -1)
         return (each * weights[..., None].to(x.dtype)).sum(1)
 
     def _one_by_one(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:

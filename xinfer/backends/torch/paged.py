@@ -108,7 +108,10 @@ class PagedStep:
 
 
 def host_numbers(query_starts: NDArray[np.int32], context_lens: NDArray[np.int32]) -> Tensor:
-    """Return int32 [2S + 3] on the host: most new tokens and tokens of a sequence, then both arrays end to end."""
+    """Return int32 [2S + 3] on the host: most new tokens and tokens of a sequence, then both arrays end to end.
+
+    Longer contexts than there are may be told where each sequence has one token, as by a graph that outlives its step.
+    """
     longest = (int(np.diff(query_starts).max(initial=0)), int(context_lens.max(initial=0)))
     return torch.from_numpy(np.concatenate([np.array(longest, np.int32), query_starts, context_lens]))
 

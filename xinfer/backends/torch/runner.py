@@ -17,7 +17,7 @@ from xinfer.backends import BackendContext
 from xinfer.backends.torch.choosing import block_size_of, choose_kernels, note_of
 from xinfer.backends.torch.decoder import AnyStep
 from xinfer.backends.torch.entries import KV_DTYPES, entry_bytes
-from xinfer.backends.torch.flex import warm_up
+from xinfer.backends.torch.flex import MOST_NUMBERS, warm_up
 from xinfer.backends.torch.invariant import (
     Padding,
     Part,
@@ -35,7 +35,7 @@ from xinfer.engine.runner import LEVELS, ModelRunner, RunnerInfo
 from xinfer.engine.transfer import send
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
-from xinfer.hardware import gibibytes
+from xinfer.hardware import available_memory, gibibytes
 from xinfer.process_memory import ResidentMemory
 from xinfer.processes import count
 
@@ -48,10 +48,12 @@ class TorchRunner(ModelRunner):
     Attributes:
         can_pad: whether it can compute rows alike in any number of rows, if asked to (`determinism=invariant`).
         tells_layers: whether what a layer brings can be seen.
+        spare_blocks: of the cache, beyond those that the engine hears of.
     """
 
     can_pad = True
     tells_layers = True
+    spare_blocks = 0
 
     def __init__(self, context: BackendContext) -> None:
         spec, self._memory = context.model.spec, ResidentMemory()
@@ -62,9 +64,9 @@ class TorchRunner(ModelRunner):
         longest, wanted = spec.context_len(context.limits.max_model_len), context.config.kv_dtype
         kept = self.dtype if wanted is None else KV_DTYPES[wanted]
         invariant = context.limits.invariant and self.can_pad and self.ranks is None
-        loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant)
+        pinned = getattr(context.config, "pinned_memory", 0.0)  # a key of those that stream
+        loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant, pinned)
         self.model, stream = loaded.decoder, loaded.stream
-        self.weights_loaded(context, loaded.resident_bytes)
         self.padding = self._find_padding(context.limits) if invariant else None
         choices = choose_kernels(self.model.spec, self.dtype, kept, self.device)
         self.kernels = {kind: choice.kernel for kind, choice in choices.items()}
@@ -73,16 +75,16 @@ class TorchRunner(ModelRunner):
         self._paged_ratio = sum(paged) / len(paged) if self.padding is None else 0.0
         self._reads_whole_blocks = "flex" in self.kernels.values()
         widths = [entry_bytes(layer.attention, kept) for layer in self.model.spec.layers]
-        blocks = cache_blocks(sum(widths), self.block_size, context.limits, longest, self.device)
+        self.pools = self._make_pools(2, widths, kept)  # to try steps with
+        taken = self.prepare(context.limits, longest)
+        blocks = cache_blocks(sum(widths), self.block_size, context.limits, longest, self.device, taken)
+        if self._reads_whole_blocks:
+            blocks = min(blocks, MOST_NUMBERS * kept.itemsize // (max(widths) * self.block_size) - self.spare_blocks)
         if self.ranks is not None:
             blocks = self.ranks.least(blocks)
-        with torch.inference_mode():
-            self.pools = [
-                torch.empty(blocks * self.block_size, width // kept.itemsize, dtype=kept, device=self.device)
-                for width in widths
-            ]
-            if self._reads_whole_blocks:
-                self._compile_kernels()
+        self.pools = self._make_pools(blocks + self.spare_blocks, widths, kept)
+        if self._reads_whole_blocks:
+            self._compile_kernels()
         cache = None if wanted is None else f"the KV cache is {wanted}"
         usual = self.padding is not None or set(self.kernels.values()) == {"cpp"}
         chosen = None if usual else note_of(self.model.spec, choices)
@@ -111,6 +113,20 @@ class TorchRunner(ModelRunner):
         ahead = {"ahead"} if self.device.type == "cuda" and self.ranks is None else set()
         return frozenset({"copy"} | layers | ahead)
 
+    def _make_pools(self, blocks: int, widths: list[int], kept: torch.dtype) -> list[Tensor]:
+        """Return each layer's cache; a token has so many bytes of each."""
+        with torch.inference_mode():
+            shapes = [(blocks * self.block_size, width // kept.itemsize) for width in widths]
+            return [torch.empty(shape, dtype=kept, device=self.device) for shape in shapes]
+
+    def prepare(self, limits: Limits, longest: int) -> int:
+        """Do what has to be done before the cache takes what memory there is; return the bytes that steps take besides.
+
+        There are caches of two blocks.
+        """
+        return 0
+
+    @torch.inference_mode()
     def _compile_kernels(self) -> None:
         """Have what is compiled when it is first called be compiled before anybody waits for it."""
         log.warning("attention is compiled for this model; this takes up to a minute")
@@ -119,9 +135,6 @@ class TorchRunner(ModelRunner):
             if self.kernels[kind] == "flex":
                 warm_up(kind, pool, self.dtype, self.block_size)
         log.info("attention compiled", extra={"seconds": perf_counter() - started})
-
-    def weights_loaded(self, context: BackendContext, resident: int) -> None:
-        """Do what is left to do for so many bytes of weights, before there is a cache."""
 
     def _find_padding(self, limits: Limits) -> Padding | None:
         """Return with how many rows the model's matrices treat every row alike, or None where nothing makes them."""
@@ -144,7 +157,7 @@ class TorchRunner(ModelRunner):
             if self._reads_whole_blocks:
                 self._clear(begun_blocks(batch, self.block_size))
             if self.padding is None:
-                step: AnyStep = plan_step(batch, self.block_size, self.device, self.kernels)
+                step = self.plan(batch)
             else:
                 token_ids, positions = (repeat_last(values, self.padding) for values in (token_ids, positions))
                 step = plan_invariant(batch, self.block_size, self.padding, self.device)
@@ -159,6 +172,10 @@ class TorchRunner(ModelRunner):
             places = send(blocks, self.device)
             for pool in self.pools:
                 pool.view(-1, self.block_size, pool.shape[1]).index_fill_(0, places, 0)
+
+    def plan(self, batch: Batch) -> AnyStep:
+        """Return what the layers need of a batch."""
+        return plan_step(batch, self.block_size, self.device, self.kernels)
 
     def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """Return logits of at least the tokens `step.sample_at`; ids and positions are [T], on the device."""
@@ -196,7 +213,7 @@ class TorchRunner(ModelRunner):
         used = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else self._memory()
         metrics: dict[str, Any] = {"mem_used": used, "paged_attention_ratio": self._paged_ratio}
         if (stream := self.model.stream) is not None:
-            metrics["stream_wait_ms"], stream.waited_s = stream.waited_s * 1e3, 0.0
+            metrics["stream_wait_ms"] = stream.waited() * 1e3
         return metrics
 
     def close(self) -> None:
@@ -216,11 +233,18 @@ def _set_threads(wanted: int | None, processes: int) -> None:
         torch.set_num_threads(wanted)
 
 
-def cache_blocks(token_bytes: int, block_size: int, limits: Limits, longest: int, device: torch.device) -> int:
-    """Return how many blocks the cache gets: no more than all sequences could fill, and what memory allows."""
+def cache_blocks(
+    token_bytes: int, block_size: int, limits: Limits, longest: int, device: torch.device, taken: int = 0
+) -> int:
+    """Return how many blocks the cache gets: no more than all sequences could fill, and what memory allows.
+
+    Of the memory that is free, steps take so much that is not the cache's.
+    """
     block_bytes = token_bytes * block_size
     whole = -(-longest // block_size)
     budget = cache_budget(limits, whole * block_bytes, device)
+    if taken:
+        budget = min(budget, available_memory(device) - taken)
     blocks = min(int(budget // block_bytes), whole * limits.max_num_seqs)
     if blocks < 1 + (longest > block_size):
         raise DeviceError(

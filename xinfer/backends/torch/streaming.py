@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from time import perf_counter
 from typing import Any, NamedTuple, Self
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from xinfer.backends.torch.arena import Arena
-from xinfer.backends.torch.load import Get, Load
+from xinfer.backends.torch.lane import Lane, Mark
+from xinfer.backends.torch.load import Get, Load, is_matrix
 from xinfer.backends.torch.threads import compute_alone
 from xinfer.models.mapped_file import copied
 from xinfer.models.reader import read
@@ -68,17 +69,28 @@ def reading_anew(weights: Weights, device: torch.device, dtype: torch.dtype) -> 
         if name in small:
             return small[name]
         tensor = read(weights, name, device, dtype)
-        if name.startswith("layers.") and (not name.endswith(".weight") or "norm" in name):
+        if name.startswith("layers.") and not is_matrix(name):
             small[name] = tensor = tensor.clone()
         return tensor
 
     return get
 
 
+@dataclass(slots=True)
+class _Slot:
+    """Where a layer lies, what it was read into on its way there, and the mark behind the last copy from that."""
+
+    arena: Arena
+    staging: Arena
+    copied: Mark | None = None
+
+
 class LayerStream:
     """A decoder's layers in fewer slots than there are layers, see `StreamPlan`.
 
-    While one layer computes, the next is brought in; with a single slot nothing is brought in ahead.
+    While one layer computes, the next is brought in; with a single slot nothing is brought in ahead. To a CUDA device
+    layers are copied on a stream of their own, from pinned memory, so that neither thread waits for the device: before
+    a layer comes, its slot's last one has been computed with, and before it computes, it has been copied.
 
     Args:
         make: makes a layer by its number, of weights; it is called on another thread too.
@@ -86,22 +98,27 @@ class LayerStream:
         count: of layers.
         slots: how many can be there at once, 1 to count - 1.
         device: where they are.
-
-    Attributes:
-        waited_s: seconds that steps have waited for layers so far.
+        lane: where they are copied, if they can be on their way while others compute.
     """
 
     def __init__(
-        self, make: Callable[[Load, int], Any], load: Load, count: int, slots: int, device: torch.device
+        self,
+        make: Callable[[Load, int], Any],
+        load: Load,
+        count: int,
+        slots: int,
+        device: torch.device,
+        lane: Lane | None = None,
     ) -> None:
         self._make, self._load, self._count, self._order = make, load, count, _coming(count, slots)
         self._changes: list[Callable[[nn.Module], object]] = []
-        self._turns, self._lent = min(2, slots), Arena(torch.device("cpu"))
-        self._slots = cycle([Arena(device) for _ in range(self._turns)])
-        self._ahead: deque[tuple[int, Future[Any]]] = deque()
+        self._turns, self._lane, self._waited = min(2, slots), lane, 0.0
+        stagings = [Arena(torch.device("cpu"), pinned=device.type == "cuda") for _ in range(self._turns)]
+        if lane is None:  # a staging is free as soon as its layer is made
+            stagings = stagings[:1] * self._turns
+        self._slots = cycle([_Slot(Arena(device), staging) for staging in stagings])
+        self._ahead: deque[tuple[int, Future[tuple[Any, Mark | None]]]] = deque()
         self._thread = ThreadPoolExecutor(1, "layers", compute_alone)
-        self._lane = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.waited_s = 0.0
 
     def modules(self) -> Iterator[nn.Module]:
         """Yield what computes each layer: itself, if it stays."""
@@ -120,16 +137,24 @@ class LayerStream:
         """Return a layer once it is there; meanwhile the next one is brought in, if there is a slot."""
         if not self._ahead or self._ahead[0][0] != index:
             self._restart(index)
-        began = perf_counter()
-        layer = self._ahead.popleft()[1].result()
-        self.waited_s += perf_counter() - began
+        began, reached = perf_counter(), None if self._lane is None else self._lane.computed()
+        layer, copied = self._ahead.popleft()[1].result()
+        if self._lane is not None and reached is not None and copied is not None:
+            self._lane.compute_after(copied, reached)
+            for weight in layer.parameters():
+                self._lane.uses(weight)
+        else:
+            self._waited += perf_counter() - began
         return layer
 
     def release(self) -> None:
         """Hear that a layer that was taken is gone: another comes in its slot."""
-        if self._lane is not None:
-            self._lane.wait_stream(torch.cuda.current_stream(self._lane.device))
         self._read_on()
+
+    def waited(self) -> float:
+        """Return for how many seconds steps have waited for layers since this was last asked."""
+        waited, self._waited = self._waited if self._lane is None else self._lane.waited(), 0.0
+        return waited
 
     def change(self, change: Callable[[nn.Module], object]) -> None:
         """Do something to every layer that is brought in from now on."""
@@ -142,10 +167,11 @@ class LayerStream:
         self._thread.shutdown()
 
     def _read_on(self) -> None:
-        """Bring in what comes next, until no slot is left."""
+        """Bring in what comes next, until no slot is left; what computed in a free slot was started before this."""
+        computed = None if self._lane is None else self._lane.computed()
         while len(self._ahead) < self._turns:
             index = next(self._coming)
-            self._ahead.append((index, self._thread.submit(self._bring_in, index, next(self._slots))))
+            self._ahead.append((index, self._thread.submit(self._bring_in, index, next(self._slots), computed)))
 
     def _restart(self, index: int) -> None:
         """Begin again with a layer, wherever the last step has stopped."""
@@ -160,18 +186,20 @@ class LayerStream:
         wait(future for _, future in self._ahead)
         self._ahead.clear()
 
-    def _bring_in(self, index: int, slot: Arena) -> Any:
-        """Return a layer that lies in a slot; what it is made of is only lent."""
-        slot.clear()
-        self._lent.clear()
-        lane = nullcontext() if self._lane is None else torch.cuda.stream(self._lane)
-        with torch.no_grad(), copied(self._lent.empty), lane:
-            layer = self._make(replace(self._load, join=slot.join), index)
-        for change in self._changes:
-            change(layer)
-        if self._lane is not None:
-            self._lane.synchronize()
-        return layer
+    def _bring_in(self, index: int, slot: _Slot, computed: Mark | None) -> tuple[Any, Mark | None]:
+        """Return a layer that lies in a slot, and the mark behind which it is there; its parts are only lent."""
+        if slot.copied is not None:
+            slot.copied.synchronize()
+        slot.staging.clear()
+        load = replace(self._load, get=self._load.again or self._load.get, join=slot.arena.join)
+        lane = nullcontext() if self._lane is None else self._lane.copying(computed)
+        with torch.no_grad(), copied(slot.staging.empty), lane:
+            slot.arena.clear()
+            layer = self._make(load, index)
+            for change in self._changes:
+                change(layer)
+            slot.copied = None if self._lane is None else self._lane.copied()
+        return layer, slot.copied
 
 
 class _Streamed(nn.Module):
