@@ -6,9 +6,12 @@ every sum; they know nothing of requests, and end when it does.
 
 __all__ = ["Gathered", "Leader", "Ranks", "Summed", "led"]
 
+import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from datetime import timedelta
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +19,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store, TCPStore
 
 from xinfer import processes
 from xinfer.engine.runner import ModelRunner
@@ -25,6 +29,7 @@ from xinfer.models.split import Share
 
 T = TypeVar("T")
 
+_START = timedelta(minutes=5)  # in which all processes are there: whoever starts them by hand takes a moment
 _FOREVER = timedelta(days=365)  # others wait for as long as nobody asks for anything; who ends is heard of at once
 _CLOSE, _FORWARD, _COPY = range(3)
 _FIELDS = [each.name for each in fields(Batch) if each.name != "drawn"]
@@ -41,20 +46,51 @@ class Ranks:
 
     def __init__(self, device: torch.device) -> None:
         self.rank, self.count = processes.rank(), processes.count()
+        self._name = f"process {self.rank} of parallel.tensor={self.count}"
         kind = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        self._meet(dist.init_process_group, kind, timeout=_FOREVER)
+        place: dict[str, Any] = {"store": self._assembled(), "rank": self.rank, "world_size": self.count}
+        self._meet(dist.init_process_group, kind, timeout=_START, **place)
+        dist.distributed_c10d._set_pg_timeout(_FOREVER)
 
     def __str__(self) -> str:
         return f"{self.count} processes compute the model together; sizes are those of the first one's share"
 
-    def _meet(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        """Do something that all processes do."""
+    def _assembled(self) -> Store:
+        """Return what processes find one another by, once all are there."""
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun, else by the first process
+        if self.rank and not kept:  # torch would say in pages of its own that nobody answers
+            self._await(lambda: [] if _answers(host, port) else [0])
         try:
-            call(*arguments, **named)
+            store = TCPStore(host, port, None, not self.rank and not kept, _START, wait_for_workers=False)
         except RuntimeError as error:
             raise XinferError(
-                f"process {self.rank} of parallel.tensor={self.count} ends, since another one has ended: if it could, "
-                f"it has said why ({str(error).splitlines()[0]:.120})"
+                f"{self._name} can't meet others at {host}:{port} ({_first_line(error)}): start all anew, with another "
+                "port (torchrun --master-port) if something else has this one"
+            ) from error
+        self._meet(store.set, f"process {self.rank}", "there")
+        self._await(lambda: [each for each in range(self.count) if not self._meet(store.check, [f"process {each}"])])
+        return store
+
+    def _await(self, missing: Callable[[], list[int]]) -> None:
+        """Wait until nobody is missing; whoever does not come in time is named by a `XinferError`."""
+        started = monotonic()
+        while absent := missing():
+            if (waited := monotonic() - started) > _START.total_seconds():
+                raise XinferError(
+                    f"{self._name} has waited {waited:.0f} s for process {', '.join(map(str, absent))}: if it has "
+                    f"ended, it has said why; else start all {self.count} at once, as `torchrun --nproc-per-node "
+                    f"{self.count} -m xinfer parallel.tensor={self.count}` does"
+                )
+            sleep(0.01)
+
+    def _meet(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Do something that all processes do."""
+        try:
+            return call(*arguments, **named)
+        except RuntimeError as error:
+            raise XinferError(
+                f"{self._name} ends, since another one has ended: if it could, it has said why ({_first_line(error)})"
             ) from error
 
     def sum(self, x: Tensor) -> Tensor:
@@ -177,6 +213,18 @@ def led(runner: ModelRunner, ranks: Ranks | None) -> ModelRunner:
     runner.close()
     ranks.close()
     raise SystemExit(0)
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return f"{str(error).splitlines()[0]:.120}"
 
 
 def _batch(values: NDArray[np.int64], sequences: int, sizes: list[int]) -> Batch:
