@@ -32,7 +32,10 @@ from xinfer.models.cache import cache_folder
 log = logging.getLogger(__name__)
 
 Run = Callable[..., list[Tensor]]
-_OPTIONS = {"aot_inductor.package_constants_in_so": False}
+_OPTIONS = {
+    "aot_inductor.package_constants_in_so": False,
+    "always_keep_tensor_constants": True,  # else up to eight numbers, as of sinks, are those of whoever compiled it
+}
 _LEAST = 2  # of whatever may vary: torch takes 1 for something special
 
 
@@ -142,8 +145,8 @@ class Graphs:
 def _key(model: Decoder, pools: list[Tensor], block_size: int) -> str:
     """Return a hash of all that a graph depends on; code that it is traced from is this folder's."""
     weights = [(name, tuple(each.shape), each.dtype) for name, each in model.named_parameters()]
-    kept = [pool.dtype for pool in pools]
-    digest = hashlib.sha256(repr((model.spec, weights, kept, block_size, build_key())).encode())
+    kept, shared = [pool.dtype for pool in pools], getattr(model.head, "widths", None)
+    digest = hashlib.sha256(repr((model.spec, weights, kept, shared, block_size, build_key())).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:32]
