@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo over the l
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
 FOLDER = tiny_config("llama", num_attention_heads=4, num_key_value_heads=2, hidden_size=32, vocab_size=301)
+EITHER = pytest.mark.parametrize("backend", ["eager", pytest.param("compile", marks=pytest.mark.slow)])
 
 
 def command(processes: int, *words: str) -> list[str]:
@@ -47,8 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_two_processes_say_what_one_says_and_the_first_records_it(folder: Path) -> None:
-    words = ["--model", "model", "--prompts-file", "-", "--max-tokens", "24", "--seed", "3"]
+@EITHER
+def test_two_processes_say_what_one_says_and_the_first_records_it(folder: Path, backend: str) -> None:
+    words = ["--model", "model", "--prompts-file", "-", "--max-tokens", "24", "--seed", "3", f"backend={backend}"]
     words += ["sampling.n=2", "engine.max_num_batched_tokens=16", "sampling.logprobs=1"]
     one = run(folder, 1, *words, text=(folder / "prompts.txt").read_text())
     runs = set(folder.glob("outputs/*/*"))
@@ -73,7 +75,7 @@ import numpy as np
 import torch
 
 from xinfer.backends import BackendContext
-from xinfer.backends.torch import EagerConfig, create
+from xinfer.backends.torch import EagerConfig, create, create_compiled
 from xinfer.engine.types import Limits
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
@@ -83,7 +85,8 @@ from xinfer.testing.stepper import Stepper, cut
 
 model = Model(sys.argv[1], lambda: Path(sys.argv[1]), xinfer_model_families(), **eval(sys.argv[3]))
 limits = Limits(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=512, kv_memory=16e6)
-stepper = Stepper(create(BackendContext(model, EagerConfig(device="cpu"), limits, count())))
+make = create_compiled if sys.argv[4] == "compile" and count() > 1 else create
+stepper = Stepper(make(BackendContext(model, EagerConfig(device="cpu"), limits, count())))
 prompt = np.random.default_rng(0).integers(0, model.spec.vocab_size, 40).tolist()
 first, _ = stepper.greedy(prompt, [40], 4)
 tokens, rows = stepper.greedy(prompt, cut(40, np.random.default_rng(1)), 16)
@@ -93,25 +96,32 @@ stepper.runner.close()
 """
 
 
-@pytest.mark.parametrize(
-    ("family", "held"),
-    [
-        ("llama", "{}"),
-        ("gpt_oss", "{}"),
-        ("deepseek_v3", "{}"),
-        ("qwen2_moe", "{'stream_layers': 2}"),
-        ("phi", "{}"),
-        ("qwen2", "{'quantization': Scheme.configured('int8', method='rtn', block=32)}"),
-    ],
-)
-def test_logits_are_those_of_transformers_and_of_one_process(family: str, held: str, tmp_path: Path) -> None:
+HELD = {
+    "llama": "{}",
+    "gpt_oss": "{}",
+    "deepseek_v3": "{}",
+    "qwen2_moe": "{'stream_layers': 2}",
+    "phi": "{}",
+    "qwen2": "{'quantization': Scheme.configured('int8', method='rtn', block=32)}",
+}
+ALL = [
+    pytest.param(backend, family, marks=() if backend == "eager" or family == "llama" else pytest.mark.slow)
+    for backend in ("eager", "compile")
+    for family in HELD
+    if (backend, family) != ("compile", "qwen2_moe")  # whose layers are not all in memory
+]
+
+
+@pytest.mark.parametrize(("backend", "family"), ALL)
+def test_logits_are_those_of_transformers_and_of_one_process(backend: str, family: str, tmp_path: Path) -> None:
+    held = HELD[family]
     config = shape(family, next(iter(SHAPES[family])))
     if "quantization" in held:  # each process has whole blocks of inputs
         config |= {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 192}
     case = Case(tmp_path, config, write=write_reference, max_len=64)
     found = []
     for processes in (1, 2):
-        python = [sys.executable, "-c", STEPS, str(case.folder), str(tmp_path / "out.pt"), held]
+        python = [sys.executable, "-c", STEPS, str(case.folder), str(tmp_path / "out.pt"), held, backend]
         started = [*TORCHRUN, f"--nproc-per-node={processes}", *python] if processes > 1 else python
         done = subprocess.run(started, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT)
         assert done.returncode == 0, done.stderr
@@ -137,7 +147,7 @@ def test_what_cannot_be_shared_out_is_refused_once(folder: Path) -> None:
         (2, [], "parallel.tensor=1 takes as many processes, but there are 2"),
         (2, ["parallel.tensor=2", "model.quantization=int8"], r"cuts layers.0.attn.o.weight within blocks of inputs"),
         (2, ["parallel.tensor=2", "-m", "sampling.seed=1,2"], "a sweep can't be run by several processes"),
-        (2, ["parallel.tensor=2", "backend=compile"], "backend compile computes in one process"),
+        (2, ["parallel.tensor=2", "backend=onnx"], "backend onnx computes in one process"),
         (2, ["parallel.tensor=2", "engine.determinism=invariant"], "sums over processes depend on how many rows"),
     ):
         done = run(folder, processes, "--model", "model", "--prompt", "a", *words)
@@ -162,10 +172,20 @@ def test_a_process_that_refuses_leaves_the_telling_to_the_first(
     assert capsys.readouterr().err.startswith(said) and bool(said) != ended
 
 
+@EITHER
 @pytest.mark.parametrize("dies", [0, 1])
-def test_a_process_that_dies_ends_the_other_within_ten_seconds(folder: Path, dies: int) -> None:
+def test_a_process_that_dies_ends_the_other_within_ten_seconds(folder: Path, dies: int, backend: str) -> None:
     prompts = "".join("x\n" for _ in range(3000))
-    words = ["--model", "model", "--prompts-file", "-", "--max-tokens", "200", "sampling.ignore_eos=true"]
+    words = [
+        "--model",
+        "model",
+        "--prompts-file",
+        "-",
+        "--max-tokens",
+        "200",
+        "sampling.ignore_eos=true",
+        f"backend={backend}",
+    ]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_RUN_ID": "none"}

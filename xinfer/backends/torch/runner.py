@@ -117,7 +117,10 @@ class TorchRunner(ModelRunner):
                 token_ids, positions = (repeat_last(values, self.padding) for values in (token_ids, positions))
                 step = plan_invariant(batch, BLOCK, self.padding, self.device)
             ids = torch.from_numpy(token_ids).to(self.device, torch.int64)
-            return self.compute(ids, torch.from_numpy(positions).to(self.device), step)[: len(batch.sample_at)]
+            logits = self.compute(ids, torch.from_numpy(positions).to(self.device), step)[: len(batch.sample_at)]
+        if self.ranks is not None:
+            self.ranks.check()
+        return logits
 
     def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """Return logits of at least the tokens `step.sample_at`; ids and positions are [T], on the device."""
