@@ -57,7 +57,7 @@ def test_one_that_is_alone_says_for_whom_it_has_waited_and_how_to_start_them(
 def test_of_several_those_are_named_that_did_not_come(as_process: Callable[..., object], port: int) -> None:
     as_process(0, 4)
     there = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
-    there.set("process 2", "there")
+    there.add("process 2", 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
         with pytest.raises(XinferError, match=r"for process 1, 3: "):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from cases import TOLERANCE, Case, difference, expected
 
-from xinfer import cli
+from xinfer import LLM, SamplingParams, cli
 from xinfer.testing.reference import write_reference
 from xinfer.testing.shapes import SHAPES, shape
 from xinfer.testing.tiny import tiny_config, write_folder
@@ -155,6 +155,44 @@ def test_what_cannot_be_shared_out_is_refused_once(folder: Path) -> None:
         assert len(said) == 1 and re.search(message, said[0]), done.stderr
         assert done.returncode == (2 if processes == 1 else 1)  # torchrun's own
         assert done.stdout == ""
+
+
+GIVEN = """
+import asyncio
+from xinfer import LLM, AsyncEngine, SamplingParams
+from xinfer.errors import XinferError
+overrides = ["parallel.tensor=2"]
+prompts = ["abc", "x"]
+greedy = SamplingParams(temperature=0, max_tokens=12)
+"""
+PLAIN = """
+with LLM("model", overrides=overrides) as llm:
+    print([output.outputs[0].token_ids for output in llm.generate(prompts, greedy)])
+try:
+    LLM("model", overrides=overrides)
+except XinferError as error:
+    print(error)
+"""
+ASYNC = """
+async def main():
+    async with AsyncEngine("model", overrides=overrides) as engine:
+        async def told(prompt):
+            return [delta.output.token_ids async for delta in engine.generate(prompt, greedy) if delta.output][0]
+        print(await asyncio.gather(*map(told, prompts)))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("program", "ends"), [(PLAIN, "has had a model already"), (ASYNC, "")])
+def test_programs_go_on_in_the_first_process_alone(folder: Path, program: str, ends: str) -> None:
+    python = [*TORCHRUN, "--nproc-per-node=2", sys.executable, "-c", GIVEN + program]
+    done = subprocess.run(python, cwd=folder, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    said, *more = done.stdout.splitlines()
+    assert len(more) == bool(ends) and all(ends in line for line in more)
+    with LLM(folder / "model") as llm:
+        outputs = llm.generate(["abc", "x"], SamplingParams(temperature=0.0, max_tokens=12))
+    assert said == str([output.outputs[0].token_ids for output in outputs])
 
 
 @pytest.mark.parametrize(("ended", "said"), [(True, ""), (False, "xinfer: unknown flag --modle")])

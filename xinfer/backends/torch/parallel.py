@@ -71,7 +71,11 @@ class Ranks:
                 f"{self._name} can't meet others at {host}:{port} ({_first_line(error)}): start all anew, with another "
                 "port (torchrun --master-port) if something else has this one"
             ) from error
-        self._meet(store.set, f"process {self.rank}", "there")
+        if self._meet(store.add, f"process {self.rank}", 1) > 1:
+            raise XinferError(
+                f"{self._name} has had a model already, with which the other processes end: of those that torchrun "
+                "starts a program gets one"
+            )
         self._await(lambda: [each for each in range(self.count) if not self._meet(store.check, [f"process {each}"])])
         return store
 
