@@ -112,8 +112,7 @@ def joined(
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("rank", "how"), [(0, "dies"), (1, "refuses")])
-@pytest.mark.parametrize("loads", [True, False])
+@pytest.mark.parametrize(("rank", "how", "loads"), [(0, "dies", True), (1, "refuses", False)])
 def test_one_that_ends_while_it_loads_ends_the_other(
     rank: int, how: str, loads: bool, joined: Callable[..., Ranks]
 ) -> None:

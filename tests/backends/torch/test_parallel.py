@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import shared_out
 import torch
 from cases import TOLERANCE, Case, difference, expected
 
@@ -67,94 +69,72 @@ def test_two_processes_say_what_one_says_and_the_first_records_it(folder: Path, 
     assert "identical  6 texts" in again.stdout
 
 
-STEPS = """
-import sys
-from pathlib import Path
-
-import numpy as np
-import torch
-
-from xinfer.backends import BackendContext
-from xinfer.backends.torch import EagerConfig, create, create_compiled
-from xinfer.engine.types import Limits
-from xinfer.models.families import xinfer_model_families
-from xinfer.models.model import Model
-from xinfer.models.quantize import Scheme
-from xinfer.processes import count
-from xinfer.testing.stepper import Stepper, cut
-
-model = Model(sys.argv[1], lambda: Path(sys.argv[1]), xinfer_model_families(), **eval(sys.argv[3]))
-limits = Limits(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=512, kv_memory=16e6)
-make = create_compiled if sys.argv[4] == "compile" and count() > 1 else create
-stepper = Stepper(make(BackendContext(model, EagerConfig(device="cpu"), limits, count())))
-prompt = np.random.default_rng(0).integers(0, model.spec.vocab_size, 40).tolist()
-first, _ = stepper.greedy(prompt, [40], 4)
-tokens, rows = stepper.greedy(prompt, cut(40, np.random.default_rng(1)), 16)
-assert tokens[:4] == first
-torch.save({"ids": prompt + tokens, "rows": rows, "bytes": stepper.runner.info.resident_weight_bytes}, sys.argv[2])
-stepper.runner.close()
-"""
-
-
-HELD = {
-    "llama": "{}",
-    "gpt_oss": "{}",
-    "deepseek_v3": "{}",
-    "qwen2_moe": "{'stream_layers': 2}",
-    "phi": "{}",
-    "qwen2": "{'quantization': Scheme.configured('int8', method='rtn', block=32)}",
-}
+# What two processes of backend=eager make of a llama, other tests say.
 ALL = [
-    pytest.param(backend, family, marks=() if backend == "eager" or family == "llama" else pytest.mark.slow)
+    pytest.param(backend, family, marks=pytest.mark.slow if (backend == "compile") != (family == "llama") else ())
     for backend in ("eager", "compile")
-    for family in HELD
+    for family in ("llama", "gpt_oss", "deepseek_v3", "qwen2_moe", "phi", "qwen2")
     if (backend, family) != ("compile", "qwen2_moe")  # whose layers are not all in memory
 ]
 
 
 @pytest.mark.parametrize(("backend", "family"), ALL)
 def test_logits_are_those_of_transformers_and_of_one_process(backend: str, family: str, tmp_path: Path) -> None:
-    held = HELD[family]
     config = shape(family, next(iter(SHAPES[family])))
-    if "quantization" in held:  # each process has whole blocks of inputs
+    if family == "qwen2":  # each process has whole blocks of inputs
         config |= {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 192}
-    case = Case(tmp_path, config, write=write_reference, max_len=64)
-    found = []
-    for processes in (1, 2):
-        python = [sys.executable, "-c", STEPS, str(case.folder), str(tmp_path / "out.pt"), held, backend]
-        started = [*TORCHRUN, f"--nproc-per-node={processes}", *python] if processes > 1 else python
-        done = subprocess.run(started, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT)
-        assert done.returncode == 0, done.stderr
-        found.append(torch.load(tmp_path / "out.pt", weights_only=True))
-    one, two = found
+    case, file = Case(tmp_path, config, write=write_reference, max_len=64), tmp_path / "out.pt"
+    program = [sys.executable, shared_out.__file__, str(case.folder), family, backend, str(file)]
+    started = [*TORCHRUN, "--nproc-per-node=2", *program]
+    done = subprocess.run(started, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    one, two = shared_out.steps(case.folder, family, "eager"), torch.load(file, weights_only=True)
     assert one["ids"] == two["ids"]
     assert difference(one["rows"], two["rows"]) <= TOLERANCE
-    if "quantization" not in held:
+    if family != "qwen2":  # which is rounded
         theirs = expected(case.reference(), two["ids"], 64)[: len(two["rows"])]
         assert difference(two["rows"], theirs) <= TOLERANCE
     assert two["bytes"] < one["bytes"]
 
 
-def test_what_cannot_be_shared_out_is_refused_once(folder: Path) -> None:
-    for processes, words, message in (
-        (3, ["parallel.tensor=3"], r"parallel.tensor=3 does not divide layers\[0\].attention.heads=4: .* 1, 2 can be"),
-        (
-            1,
-            ["parallel.tensor=2"],
-            "takes as many processes, but there is 1: start them with `torchrun --nproc-per-node 2",
-        ),
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["parallel.tensor=3"], r"parallel.tensor=3 does not divide layers\[0\].attention.heads=4: .* 1, 2 can be"),
+        (["parallel.tensor=2", "model.quantization=int8"], r"cuts layers.0.attn.o.weight within blocks of inputs"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused_once(folder: Path, words: list[str], message: str) -> None:
+    done = run(folder, int(words[0][-1]), "--model", "model", "--prompt", "a", *words)
+    said = [line for line in done.stderr.splitlines() if line.startswith("xinfer: ")]
+    assert len(said) == 1 and re.search(message, said[0]), done.stderr
+    assert (done.returncode, done.stdout) == (1, "")  # torchrun's own
+
+
+@pytest.mark.parametrize(
+    ("processes", "words", "message"),
+    [
+        (1, ["parallel.tensor=2"], "as many processes, but there is 1: start them with `torchrun --nproc-per-node 2"),
         (1, ["parallel.tensor=0"], "parallel.tensor=0 is out of range"),
         (2, [], "parallel.tensor=1 takes as many processes, but there are 2"),
-        (2, ["parallel.tensor=2", "model.quantization=int8"], r"cuts layers.0.attn.o.weight within blocks of inputs"),
         (2, ["parallel.tensor=2", "-m", "sampling.seed=1,2"], "a sweep can't be run by several processes"),
         (2, ["parallel.tensor=2", "backend=onnx"], "backend onnx computes in one process"),
         (2, ["parallel.tensor=2", "engine.determinism=invariant"], "sums over processes depend on how many rows"),
-    ):
-        done = run(folder, processes, "--model", "model", "--prompt", "a", *words)
-        said = [line for line in done.stderr.splitlines() if line.startswith("xinfer: ")]
-        assert len(said) == 1 and re.search(message, said[0]), done.stderr
-        assert done.returncode == (2 if processes == 1 else 1)  # torchrun's own
-        assert done.stdout == ""
+    ],
+)
+def test_what_does_not_go_with_several_processes_is_refused_before_they_meet(
+    processes: int,
+    words: list[str],
+    message: str,
+    folder: Path,
+    say: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "0"), ("WORLD_SIZE", str(processes))):
+        monkeypatch.setenv(name, value)
+    code, out, error = say("--model", str(folder / "model"), "--prompt", "a", *words)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert re.search(message, error)
 
 
 GIVEN = """
