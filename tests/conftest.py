@@ -26,6 +26,9 @@ from xinfer.models.sources import resolve
 from xinfer.testing.fake import FakeRunner, FakeTokenizer
 from xinfer.testing.tiny import tiny_config, write_folder
 
+# torch's store asks DNS for the name of each process that comes; where nobody answers, for ten seconds each.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 # The same examples on every run, and no clock: a test must not depend on the machine's speed.
 settings.register_profile(
     "xinfer", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import PROMPT, STEPS, TOLERANCE, Case, difference, expected, in_company, model_of, spoil
+from cases import PROMPT, SEED, STEPS, TOLERANCE, Case, difference, expected, in_company, model_of, spoil
 from contracts import flex_contract, varlen_contract
 from test_captured import Again
 
@@ -103,6 +103,18 @@ def as_on_a_device(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", varlen_contract)
     monkeypatch.setattr(flex, "_compiled", lambda: flex_contract)
     monkeypatch.setattr(Experts, "_computing", lambda self, x: self._of_one_token if x.shape[0] == 1 else self._grouped)
+
+
+def test_a_graph_has_nothing_of_the_weights_that_it_was_compiled_with(tmp_path: Path) -> None:
+    """Sinks of a few heads are so few numbers that torch would rather write them into its code."""
+    for seed in (SEED, SEED + 1):
+        root = tmp_path / str(seed)
+        root.mkdir()
+        config = shape("gpt_oss", next(iter(SHAPES["gpt_oss"])))
+        case = Case(root, config, seed, write=write_reference, max_len=LONGEST)
+        tokens, rows = case.ours(backend="compile").greedy(case.prompt(), [PROMPT], 4)
+        theirs = expected(case.reference(), case.prompt() + tokens, LONGEST)
+        assert difference(rows, theirs[: len(rows)]) <= TOLERANCE
 
 
 def test_weights_are_given_back_with_the_runner(tmp_path: Path) -> None:

@@ -7,14 +7,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import shared_out
 import torch
 from cases import TOLERANCE, Case, difference, expected
 
-from xinfer import cli
+from xinfer import LLM, SamplingParams, cli
 from xinfer.testing.reference import write_reference
 from xinfer.testing.shapes import SHAPES, shape
 from xinfer.testing.tiny import tiny_config, write_folder
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo over the l
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
 FOLDER = tiny_config("llama", num_attention_heads=4, num_key_value_heads=2, hidden_size=32, vocab_size=301)
+EITHER = pytest.mark.parametrize("backend", ["eager", pytest.param("compile", marks=pytest.mark.slow)])
 
 
 def command(processes: int, *words: str) -> list[str]:
@@ -47,8 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_two_processes_say_what_one_says_and_the_first_records_it(folder: Path) -> None:
-    words = ["--model", "model", "--prompts-file", "-", "--max-tokens", "24", "--seed", "3"]
+@EITHER
+def test_two_processes_say_what_one_says_and_the_first_records_it(folder: Path, backend: str) -> None:
+    words = ["--model", "model", "--prompts-file", "-", "--max-tokens", "24", "--seed", "3", f"backend={backend}"]
     words += ["sampling.n=2", "engine.max_num_batched_tokens=16", "sampling.logprobs=1"]
     one = run(folder, 1, *words, text=(folder / "prompts.txt").read_text())
     runs = set(folder.glob("outputs/*/*"))
@@ -65,86 +69,110 @@ def test_two_processes_say_what_one_says_and_the_first_records_it(folder: Path) 
     assert "identical  6 texts" in again.stdout
 
 
-STEPS = """
-import sys
-from pathlib import Path
-
-import numpy as np
-import torch
-
-from xinfer.backends import BackendContext
-from xinfer.backends.torch import EagerConfig, create
-from xinfer.engine.types import Limits
-from xinfer.models.families import xinfer_model_families
-from xinfer.models.model import Model
-from xinfer.models.quantize import Scheme
-from xinfer.processes import count
-from xinfer.testing.stepper import Stepper, cut
-
-model = Model(sys.argv[1], lambda: Path(sys.argv[1]), xinfer_model_families(), **eval(sys.argv[3]))
-limits = Limits(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=512, kv_memory=16e6)
-stepper = Stepper(create(BackendContext(model, EagerConfig(device="cpu"), limits, count())))
-prompt = np.random.default_rng(0).integers(0, model.spec.vocab_size, 40).tolist()
-first, _ = stepper.greedy(prompt, [40], 4)
-tokens, rows = stepper.greedy(prompt, cut(40, np.random.default_rng(1)), 16)
-assert tokens[:4] == first
-torch.save({"ids": prompt + tokens, "rows": rows, "bytes": stepper.runner.info.resident_weight_bytes}, sys.argv[2])
-stepper.runner.close()
-"""
+# What two processes of backend=eager make of a llama, other tests say.
+ALL = [
+    pytest.param(backend, family, marks=pytest.mark.slow if (backend == "compile") != (family == "llama") else ())
+    for backend in ("eager", "compile")
+    for family in ("llama", "gpt_oss", "deepseek_v3", "qwen2_moe", "phi", "qwen2")
+    if (backend, family) != ("compile", "qwen2_moe")  # whose layers are not all in memory
+]
 
 
-@pytest.mark.parametrize(
-    ("family", "held"),
-    [
-        ("llama", "{}"),
-        ("gpt_oss", "{}"),
-        ("deepseek_v3", "{}"),
-        ("qwen2_moe", "{'stream_layers': 2}"),
-        ("phi", "{}"),
-        ("qwen2", "{'quantization': Scheme.configured('int8', method='rtn', block=32)}"),
-    ],
-)
-def test_logits_are_those_of_transformers_and_of_one_process(family: str, held: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "family"), ALL)
+def test_logits_are_those_of_transformers_and_of_one_process(backend: str, family: str, tmp_path: Path) -> None:
     config = shape(family, next(iter(SHAPES[family])))
-    if "quantization" in held:  # each process has whole blocks of inputs
+    if family == "qwen2":  # each process has whole blocks of inputs
         config |= {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 192}
-    case = Case(tmp_path, config, write=write_reference, max_len=64)
-    found = []
-    for processes in (1, 2):
-        python = [sys.executable, "-c", STEPS, str(case.folder), str(tmp_path / "out.pt"), held]
-        started = [*TORCHRUN, f"--nproc-per-node={processes}", *python] if processes > 1 else python
-        done = subprocess.run(started, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT)
-        assert done.returncode == 0, done.stderr
-        found.append(torch.load(tmp_path / "out.pt", weights_only=True))
-    one, two = found
+    case, file = Case(tmp_path, config, write=write_reference, max_len=64), tmp_path / "out.pt"
+    program = [sys.executable, shared_out.__file__, str(case.folder), family, backend, str(file)]
+    started = [*TORCHRUN, "--nproc-per-node=2", *program]
+    done = subprocess.run(started, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    one, two = shared_out.steps(case.folder, family, "eager"), torch.load(file, weights_only=True)
     assert one["ids"] == two["ids"]
     assert difference(one["rows"], two["rows"]) <= TOLERANCE
-    if "quantization" not in held:
+    if family != "qwen2":  # which is rounded
         theirs = expected(case.reference(), two["ids"], 64)[: len(two["rows"])]
         assert difference(two["rows"], theirs) <= TOLERANCE
     assert two["bytes"] < one["bytes"]
 
 
-def test_what_cannot_be_shared_out_is_refused_once(folder: Path) -> None:
-    for processes, words, message in (
-        (3, ["parallel.tensor=3"], r"parallel.tensor=3 does not divide layers\[0\].attention.heads=4: .* 1, 2 can be"),
-        (
-            1,
-            ["parallel.tensor=2"],
-            "takes as many processes, but there is 1: start them with `torchrun --nproc-per-node 2",
-        ),
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["parallel.tensor=3"], r"parallel.tensor=3 does not divide layers\[0\].attention.heads=4: .* 1, 2 can be"),
+        (["parallel.tensor=2", "model.quantization=int8"], r"cuts layers.0.attn.o.weight within blocks of inputs"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused_once(folder: Path, words: list[str], message: str) -> None:
+    done = run(folder, int(words[0][-1]), "--model", "model", "--prompt", "a", *words)
+    said = [line for line in done.stderr.splitlines() if line.startswith("xinfer: ")]
+    assert len(said) == 1 and re.search(message, said[0]), done.stderr
+    assert (done.returncode, done.stdout) == (1, "")  # torchrun's own
+
+
+@pytest.mark.parametrize(
+    ("processes", "words", "message"),
+    [
+        (1, ["parallel.tensor=2"], "as many processes, but there is 1: start them with `torchrun --nproc-per-node 2"),
         (1, ["parallel.tensor=0"], "parallel.tensor=0 is out of range"),
         (2, [], "parallel.tensor=1 takes as many processes, but there are 2"),
-        (2, ["parallel.tensor=2", "model.quantization=int8"], r"cuts layers.0.attn.o.weight within blocks of inputs"),
         (2, ["parallel.tensor=2", "-m", "sampling.seed=1,2"], "a sweep can't be run by several processes"),
-        (2, ["parallel.tensor=2", "backend=compile"], "backend compile computes in one process"),
+        (2, ["parallel.tensor=2", "backend=onnx"], "backend onnx computes in one process"),
         (2, ["parallel.tensor=2", "engine.determinism=invariant"], "sums over processes depend on how many rows"),
-    ):
-        done = run(folder, processes, "--model", "model", "--prompt", "a", *words)
-        said = [line for line in done.stderr.splitlines() if line.startswith("xinfer: ")]
-        assert len(said) == 1 and re.search(message, said[0]), done.stderr
-        assert done.returncode == (2 if processes == 1 else 1)  # torchrun's own
-        assert done.stdout == ""
+    ],
+)
+def test_what_does_not_go_with_several_processes_is_refused_before_they_meet(
+    processes: int,
+    words: list[str],
+    message: str,
+    folder: Path,
+    say: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "0"), ("WORLD_SIZE", str(processes))):
+        monkeypatch.setenv(name, value)
+    code, out, error = say("--model", str(folder / "model"), "--prompt", "a", *words)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert re.search(message, error)
+
+
+GIVEN = """
+import asyncio
+from xinfer import LLM, AsyncEngine, SamplingParams
+from xinfer.errors import XinferError
+overrides = ["parallel.tensor=2"]
+prompts = ["abc", "x"]
+greedy = SamplingParams(temperature=0, max_tokens=12)
+"""
+PLAIN = """
+with LLM("model", overrides=overrides) as llm:
+    print([output.outputs[0].token_ids for output in llm.generate(prompts, greedy)])
+try:
+    LLM("model", overrides=overrides)
+except XinferError as error:
+    print(error)
+"""
+ASYNC = """
+async def main():
+    async with AsyncEngine("model", overrides=overrides) as engine:
+        async def told(prompt):
+            return [delta.output.token_ids async for delta in engine.generate(prompt, greedy) if delta.output][0]
+        print(await asyncio.gather(*map(told, prompts)))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("program", "ends"), [(PLAIN, "has had a model already"), (ASYNC, "")])
+def test_programs_go_on_in_the_first_process_alone(folder: Path, program: str, ends: str) -> None:
+    python = [*TORCHRUN, "--nproc-per-node=2", sys.executable, "-c", GIVEN + program]
+    done = subprocess.run(python, cwd=folder, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    said, *more = done.stdout.splitlines()
+    assert len(more) == bool(ends) and all(ends in line for line in more)
+    with LLM(folder / "model") as llm:
+        outputs = llm.generate(["abc", "x"], SamplingParams(temperature=0.0, max_tokens=12))
+    assert said == str([output.outputs[0].token_ids for output in outputs])
 
 
 @pytest.mark.parametrize(("ended", "said"), [(True, ""), (False, "xinfer: unknown flag --modle")])
@@ -162,10 +190,20 @@ def test_a_process_that_refuses_leaves_the_telling_to_the_first(
     assert capsys.readouterr().err.startswith(said) and bool(said) != ended
 
 
+@EITHER
 @pytest.mark.parametrize("dies", [0, 1])
-def test_a_process_that_dies_ends_the_other_within_ten_seconds(folder: Path, dies: int) -> None:
+def test_a_process_that_dies_ends_the_other_within_ten_seconds(folder: Path, dies: int, backend: str) -> None:
     prompts = "".join("x\n" for _ in range(3000))
-    words = ["--model", "model", "--prompts-file", "-", "--max-tokens", "200", "sampling.ignore_eos=true"]
+    words = [
+        "--model",
+        "model",
+        "--prompts-file",
+        "-",
+        "--max-tokens",
+        "200",
+        "sampling.ignore_eos=true",
+        f"backend={backend}",
+    ]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_RUN_ID": "none"}

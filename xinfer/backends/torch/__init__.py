@@ -62,8 +62,10 @@ def create(context: BackendContext) -> ModelRunner:
 def create_compiled(context: BackendContext) -> ModelRunner:
     """Load the model and the graphs of its steps."""
     from xinfer.backends.torch.compiled import CompiledRunner
+    from xinfer.backends.torch.parallel import led
 
-    return CompiledRunner(context)
+    runner = CompiledRunner(context)
+    return led(runner, runner.ranks)
 
 
 def supports(spec: DecoderSpec, config: EagerConfig | CompileConfig) -> str | None:
@@ -143,5 +145,6 @@ def xinfer_backends() -> list[Backend]:
             cache_bytes=cache_bytes,
             notes=notes,
             quantizes=True,
+            splits=True,
         ),
     ]

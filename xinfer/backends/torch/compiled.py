@@ -36,7 +36,8 @@ class CompiledRunner(TorchRunner):
     Args:
         context: what is run, and how.
         record: records decode steps; None for what the device has, which is nothing on a CPU. Where attention gathers
-            keys (`sdpa`), nothing is recorded on a device either: it would gather a whole context for every sequence.
+            keys (`sdpa`), nothing is recorded on a device either: it would gather a whole context for every sequence;
+            nor is what several processes meet in.
     """
 
     can_pad = tells_layers = False
@@ -56,7 +57,8 @@ class CompiledRunner(TorchRunner):
         """Load the graphs; on a CUDA device the largest steps are tried."""
         if self._huge_pages and held_bytes(self.model) >= WORTH_HUGE_PAGES:
             use_huge_pages()
-        if self._record is None and self._records and "sdpa" not in self.kernels.values():
+        alone, gathers = self.ranks is None, "sdpa" in self.kernels.values()
+        if self._record is None and self._records and alone and not gathers:
             self._record = CudaRecorder(self.device)
         self.spare_blocks = 0 if self._record is None else 1
         started = perf_counter()

@@ -33,11 +33,12 @@ from xinfer.models.cache import cache_folder
 log = logging.getLogger(__name__)
 
 Run = Callable[..., list[Tensor]]
-# A CUDA device's are gpt-fast's; vLLM tunes products for the sizes that it is told, which takes minutes. Not measured.
-_OPTIONS = {
-    "cpu": {"aot_inductor.package_constants_in_so": False},
-    "cuda": {"aot_inductor.package_constants_in_so": False, "coordinate_descent_tuning": True},
+_ALWAYS = {
+    "aot_inductor.package_constants_in_so": False,
+    "always_keep_tensor_constants": True,  # else up to eight numbers, as of sinks, are those of whoever compiled it
 }
+# A CUDA device's are gpt-fast's; vLLM tunes products for the sizes that it is told, which takes minutes. Not measured.
+_OPTIONS = {"cpu": _ALWAYS, "cuda": {**_ALWAYS, "coordinate_descent_tuning": True}}
 _TOKENS = {"cpu": 4, "cuda": 256}  # of the step that a graph is traced with, for which a device's loops are tuned
 _LEAST = 2  # of whatever may vary: torch takes 1 for something special
 
@@ -172,10 +173,10 @@ class Graphs:
 def _key(model: Decoder, pools: list[Tensor], block_size: int, kernels: Kernels) -> str:
     """Return a hash of all that a graph depends on; code that it is traced from is this folder's."""
     weights = [(name, tuple(each.shape), each.dtype) for name, each in model.named_parameters()]
-    kept = [pool.dtype for pool in pools]
+    kept, shared = [pool.dtype for pool in pools], getattr(model.head, "widths", None)
     computing = [kernels[layer.attention] for layer in model.spec.layers]
-    made = (model.spec, weights, kept, block_size, computing, _OPTIONS, build_key(), _architecture(pools[0].device))
-    digest = hashlib.sha256(repr(made).encode())
+    made = (model.spec, weights, kept, shared, block_size, computing, _OPTIONS, build_key())
+    digest = hashlib.sha256(repr((made, _architecture(pools[0].device))).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:32]

@@ -82,9 +82,9 @@ def load(
         else:
             with Reader(model.weights, device, dtype, plain) as reader:
                 decoder = make(Load(_shared(reader.load, codes, share, device)))
-    if ranks is not None and share is not None:
-        decoder.change(partial(_sum_up, ranks=ranks))
-        decoder.head = Gathered(decoder.head.rows(*share.vocabulary), ranks, share)
+    if share is not None:
+        decoder.change(_sum_up)
+        decoder.head = Gathered(decoder.head.rows(*share.vocabulary), share)
     resident = held_bytes(decoder) + stream.turning_bytes
     log.info(
         "weights on the device",
@@ -125,8 +125,8 @@ def _shared(read: Get, codes: Mapping[str, Codes], share: Share | None, device: 
     return get
 
 
-def _sum_up(layer: Any, ranks: Ranks) -> None:
-    layer.attn, layer.mlp = Summed(layer.attn, ranks), Summed(layer.mlp, ranks)
+def _sum_up(layer: Any) -> None:
+    layer.attn, layer.mlp = Summed(layer.attn), Summed(layer.mlp)
 
 
 def held_bytes(model: nn.Module) -> int:

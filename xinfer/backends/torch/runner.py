@@ -164,7 +164,10 @@ class TorchRunner(ModelRunner):
             ids = send(token_ids, self.device, torch.int64)
             if batch.drawn is not None:  # what ended with an error has none, and nobody wants what comes of it
                 ids = ids.where(ids >= 0, batch.drawn[(-1 - ids).clamp(min=0)].clamp(min=0))
-            return self.compute(ids, send(positions, self.device), step)[: len(batch.sample_at)]
+            logits = self.compute(ids, send(positions, self.device), step)[: len(batch.sample_at)]
+        if self.ranks is not None:
+            self.ranks.check()
+        return logits
 
     def _clear(self, blocks: NDArray[np.int64]) -> None:
         """Forget what blocks held: a kernel that reads them whole would have it infect others, if it is no number."""
