@@ -56,6 +56,8 @@ def varlen_contract(
     assert int(seqused_k.max()) <= max_k
     assert bool((cu_seq_k.diff() >= seqused_k).all())
     left, right = window_size
+    if max_q == 1 and left < 0 and right < 0 and heads > groups:
+        assert tokens == sequences  # heads that share keys become queries of a sequence
     out, sums = torch.zeros_like(query), torch.zeros(heads, tokens)
     for s in range(sequences):
         first, end, used = int(cu_seq_q[s]), int(cu_seq_q[s + 1]), int(seqused_k[s])

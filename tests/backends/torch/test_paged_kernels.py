@@ -156,13 +156,15 @@ def test_latent_attention_gathers(single: bool) -> None:
     check("sdpa", sequences([(1, 40), (7, 0), (30, 61)], single, "sdpa", 0, 0), spec, torch.float32, 0)
 
 
-def test_places_without_a_sequence_change_nothing() -> None:
+@pytest.mark.parametrize("count", [1, 9])
+@pytest.mark.parametrize("window", [None, 20])
+def test_places_without_a_sequence_change_nothing(count: int, window: int | None) -> None:
     """A graph for several sequences gets an empty one beside a single one."""
-    spec = AttentionSpec(6, 2, 16, window=20)
-    whole = batch_of([(9, 30)], 256, 0, 0)
+    spec = AttentionSpec(6, 2, 16, window=window)
+    whole = batch_of([(count, 30)], 256, 0, 0)
     padded = replace(
         whole,
-        query_starts=np.append(whole.query_starts, np.int32(9)),
+        query_starts=np.append(whole.query_starts, np.int32(count)),
         context_lens=np.append(whole.context_lens, np.int32(0)),
         block_tables=np.concatenate([whole.block_tables, np.zeros_like(whole.block_tables)]),
     )

@@ -35,7 +35,7 @@ def attend_varlen(
     """
     k, v = (each.transpose(1, 2) for each in split(pool.view(-1, block_size, pool.shape[1]), spec))
     window = (-1, 0) if spec.window is None else (spec.window - 1, 0)
-    if most_new == 1 and spec.window is None and sinks is None:
+    if most_new == 1 and len(q) == len(context_lens) and spec.window is None and sinks is None:
         window = (-1, -1)  # the same for one token, and only then heads that share keys are computed together
     found = varlen_attn(
         *(q, k, v, query_starts, starts_of_keys, most_new, longest),
