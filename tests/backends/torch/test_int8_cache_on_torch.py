@@ -191,7 +191,7 @@ def test_what_it_can_not_keep_is_refused_by_name(config: Any, tmp_path: Path) ->
     assert "layers[0].attention.latent is set" in (supports(latent, config(kv_dtype="int8")) or "")
 
 
-@pytest.mark.slow  # once in five times, on a busy machine, the two did not find each other
+@pytest.mark.slow  # that two processes find each other and share heads, quicker tests say
 def test_two_processes_have_their_own_heads_codes(tmp_path: Path) -> None:
     case = Case(tmp_path, tiny_config("qwen3"))
     reference, prompt = case.reference(), case.prompt()
