@@ -166,7 +166,7 @@ class Graphs:
             *(varies("starts"), sequences, {**(sequences or {}), 1: width}, varies("numbers")),
             varies("sampled"),
             [token] * len(turns),
-            [{0: Dim("slots", min=_LEAST)}] * len(pools),
+            [{0: Dim("slots", min=_LEAST * self._block_size)}] * len(pools),
         )
 
 

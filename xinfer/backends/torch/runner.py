@@ -41,6 +41,8 @@ from xinfer.processes import count
 
 log = logging.getLogger(__name__)
 
+_FEW = 2  # blocks of a cache at least, which graphs count on
+
 
 class TorchRunner(ModelRunner):
     """Runs a `Decoder` step by step.
@@ -75,14 +77,14 @@ class TorchRunner(ModelRunner):
         self._paged_ratio = sum(paged) / len(paged) if self.padding is None else 0.0
         self._reads_whole_blocks = "flex" in self.kernels.values()
         widths = [entry_bytes(layer.attention, kept) for layer in self.model.spec.layers]
-        self.pools = self._make_pools(2, widths, kept)  # to try steps with
+        self.pools = self._make_pools(_FEW, widths, kept)  # to try steps with
         taken = self.prepare(context.limits, longest)
         blocks = cache_blocks(sum(widths), self.block_size, context.limits, longest, self.device, taken)
         if self._reads_whole_blocks:
             blocks = min(blocks, MOST_NUMBERS * kept.itemsize // (max(widths) * self.block_size) - self.spare_blocks)
         if self.ranks is not None:
             blocks = self.ranks.least(blocks)
-        self.pools = self._make_pools(blocks + self.spare_blocks, widths, kept)
+        self.pools = self._make_pools(max(_FEW, blocks + self.spare_blocks), widths, kept)
         if self._reads_whole_blocks:
             self._compile_kernels()
         cache = None if wanted is None else f"the KV cache is {wanted}"
