@@ -1,7 +1,12 @@
 """What several tests need: the real model, and tiny ones."""
 
-import json
 import os
+
+# As many workers as there are cores leave one to each; threads of torch that have none to run on look for work instead.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import json
 import subprocess
 import sys
 import types
