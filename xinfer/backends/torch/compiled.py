@@ -16,7 +16,7 @@ from xinfer.backends.torch.runner import BLOCK, TorchRunner
 from xinfer.backends.torch.threads import end_threads
 from xinfer.devices import choose_device
 from xinfer.errors import DeviceError
-from xinfer.process_memory import WORTH_HUGE_PAGES, use_huge_pages
+from xinfer.process_memory import use_huge_pages
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ class CompiledRunner(TorchRunner):
 
     def weights_loaded(self, context: BackendContext, resident: int) -> None:
         """See `TorchRunner.weights_loaded`."""
-        if context.config.huge_pages and resident >= WORTH_HUGE_PAGES:
-            use_huge_pages()
+        if context.config.huge_pages:
+            use_huge_pages(resident)
 
     def compute(self, token_ids: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """See `TorchRunner.compute`."""
