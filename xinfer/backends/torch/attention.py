@@ -19,7 +19,6 @@ from torch import Tensor
 
 from xinfer.backends.torch.entries import as_kept, decode_entries
 from xinfer.backends.torch.kernels import available
-from xinfer.backends.torch.rotary import Turn
 from xinfer.engine.types import Batch
 from xinfer.models.spec import AttentionSpec
 
@@ -150,13 +149,6 @@ class CpuStep:
     context_lens: Tensor
     block_tables: Tensor
     block_size: int
-
-    def rotate_and_store(self, qkv: Tensor, turn: Turn, pool: Tensor, spec: AttentionSpec) -> Tensor:
-        """Return turned queries [T, Q, D] of projections [T, Q + 2 G, D], whose keys and values go into `pool`."""
-        queries: Tensor = torch.ops.xinfer.rotate_and_store(
-            *(qkv, turn.cos, turn.sin, self.slots, pool, spec.kv_heads, turn.interleaved)
-        )
-        return queries
 
     def attend(self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         """See `Step.attend`; keys and values are read from the pool alone."""
