@@ -1,6 +1,6 @@
 """This process's memory: how much of it is resident, and in which pages it lies."""
 
-__all__ = ["WORTH_HUGE_PAGES", "ResidentMemory", "use_huge_pages"]
+__all__ = ["ResidentMemory", "use_huge_pages"]
 
 import ctypes
 import logging
@@ -17,10 +17,9 @@ import psutil
 
 log = logging.getLogger(__name__)
 
-WORTH_HUGE_PAGES = 64 << 20  # bytes of weights, of which looking up where pages lie takes a part of a step
-
 _RECENT = 0.1  # seconds
 _SIZE = 2 << 20
+_MANY = 64 << 20  # bytes of weights, of which looking up where pages lie takes a part of a step
 _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 _FULL = 0.75  # of a stretch, what must be in memory already: to fill holes would take memory that nobody needs
 
@@ -48,8 +47,10 @@ class ResidentMemory:
         return int(os.pread(self._file, 128, 0).split()[1]) * mmap.PAGESIZE
 
 
-def use_huge_pages() -> int:
-    """Move this process's large stretches of memory into huge pages; return their bytes, 0 where that can't be.
+def use_huge_pages(weights: int) -> int:
+    """Move this process's large stretches of memory into huge pages; return their bytes.
+
+    It is 0 where that can't be, and where so few bytes of weights lie in them that it does not pay.
 
     A matrix is then read with fewer look-ups of where its pages lie. Linux gives huge pages only to memory that asked
     for them (`madvise`, the usual setting), and the allocators that hold weights do not ask. So they are asked for
@@ -58,7 +59,7 @@ def use_huge_pages() -> int:
     as memory is allocated (GLIBC_TUNABLES=glibc.malloc.hugetlb=1) was no faster. The products of `backend=compile` in
     float32 take 6.8 ms instead of 7.15 on two Zen 5 cores, 10.75 instead of 11.7 while others read memory.
     """
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or weights < _MANY:
         return 0
     started, moved = perf_counter(), 0
     madvise = ctypes.CDLL(None).madvise

@@ -28,7 +28,7 @@ from xinfer.errors import ConfigError, DeviceError
 from xinfer.hardware import gibibytes
 from xinfer.models.quantize import Scheme
 from xinfer.models.reader import give_back
-from xinfer.process_memory import WORTH_HUGE_PAGES, use_huge_pages
+from xinfer.process_memory import use_huge_pages
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +106,8 @@ def opened(context: BackendContext, form: Form, providers: Providers) -> tuple[o
     session = opens(path, weights)
     del weights
     give_back()
-    if context.config.huge_pages and resident >= WORTH_HUGE_PAGES:
-        use_huge_pages()
+    if context.config.huge_pages:
+        use_huge_pages(resident)
     log.info(
         "session ready", extra={"weights_s": read - started, "session_s": perf_counter() - read, "bytes": resident}
     )

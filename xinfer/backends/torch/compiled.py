@@ -25,7 +25,7 @@ from xinfer.devices import choose_device, choose_dtype
 from xinfer.engine.types import Batch, Limits
 from xinfer.errors import DeviceError
 from xinfer.models.spec import DecoderSpec
-from xinfer.process_memory import WORTH_HUGE_PAGES, use_huge_pages
+from xinfer.process_memory import use_huge_pages
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class CompiledRunner(TorchRunner):
 
     def prepare(self, limits: Limits, longest: int) -> int:
         """Load the graphs; on a CUDA device the largest steps are tried."""
-        if self._huge_pages and held_bytes(self.model) >= WORTH_HUGE_PAGES:
-            use_huge_pages()
+        if self._huge_pages:
+            use_huge_pages(held_bytes(self.model))
         alone, gathers = self.ranks is None, "sdpa" in self.kernels.values()
         if self._record is None and self._records and alone and not gathers:
             self._record = CudaRecorder(self.device)

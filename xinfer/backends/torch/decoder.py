@@ -32,7 +32,7 @@ from xinfer.backends.torch.linear import (
 from xinfer.backends.torch.load import Load
 from xinfer.backends.torch.mlp import Elementwise, Experts, make_mlp
 from xinfer.backends.torch.paged import PagedStep
-from xinfer.backends.torch.rotary import Rotary, Turn, grow, rotate
+from xinfer.backends.torch.rotary import Rotary, Turn, grow, rotate, rotate_and_store
 from xinfer.backends.torch.streaming import LayerStream
 from xinfer.models.spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec, RopeSpec
 
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         q_heads, kv_heads, dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
         qkv = self.qkv(x).view(x.shape[0], q_heads + 2 * kv_heads, dim)
         if turn is not None and isinstance(step, PagedStep) and self._just_turned and step.turns(self.spec, pool, x):
-            q = grow(step.rotate_and_store(qkv, turn, pool, self.spec), turn)
+            q = rotate_and_store(qkv, turn, step.slots, pool, kv_heads)
             return self._output(step.attend(q, qkv, pool, self.spec, self.sinks))
         qk, v = qkv[:, : q_heads + kv_heads], qkv[:, q_heads + kv_heads :]
         if self.spec.qk_norm_turned:

@@ -27,7 +27,6 @@ from torch import Tensor, library
 
 from xinfer.backends.torch.attention import Step, gathered, plan_gathered
 from xinfer.backends.torch.flex import attend_flex, tile_tokens, tiles
-from xinfer.backends.torch.rotary import Turn
 from xinfer.backends.torch.varlen import attend_varlen, key_starts
 from xinfer.engine.transfer import send_together
 from xinfer.engine.types import Batch
@@ -68,15 +67,8 @@ class PagedStep:
     made: dict[tuple[Hashable, ...], list[Tensor]] = field(default_factory=dict)
 
     def turns(self, spec: AttentionSpec, pool: Tensor, x: Tensor) -> bool:
-        """Whether `rotate_and_store` can be called for it, with a cache and projections of these precisions."""
+        """Whether `rotary.rotate_and_store` can be called for it, with a cache and projections of these precisions."""
         return self.kernels[spec] == "cpp" and pool.dtype == x.dtype
-
-    def rotate_and_store(self, qkv: Tensor, turn: Turn, pool: Tensor, spec: AttentionSpec) -> Tensor:
-        """Return turned queries [T, Q, D] of projections [T, Q + 2 G, D], whose keys and values go into `pool`."""
-        queries: Tensor = torch.ops.xinfer.rotate_and_store(
-            *(qkv, turn.cos, turn.sin, self.slots, pool, spec.kv_heads, turn.interleaved)
-        )
-        return queries
 
     def attend(self, q: Tensor, kv: Tensor, pool: Tensor, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         """See `Step.attend`; keys and values are read from the pool alone."""

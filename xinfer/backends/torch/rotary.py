@@ -1,6 +1,6 @@
 """Rotary positions: the turn of each position, computed once and looked up."""
 
-__all__ = ["Rotary", "Turn", "grow", "rotate"]
+__all__ = ["Rotary", "Turn", "grow", "rotate", "rotate_and_store"]
 
 from typing import NamedTuple
 
@@ -69,6 +69,17 @@ def rotate(x: Tensor, turn: Turn | None) -> Tensor:
         return torch.cat([rotate(x[..., :width], turn), x[..., width:]], -1)
     other = x.reshape(*x.shape[:-1], -1, 2).flip(-1).flatten(-2) if turn.interleaved else x.roll(width // 2, -1)
     return torch.addcmul(x * turn.cos, other, turn.sin)
+
+
+def rotate_and_store(qkv: Tensor, turn: Turn, slots: Tensor, pool: Tensor, kv_heads: int) -> Tensor:
+    """Return turned queries [T, Q, D] of projections [T, Q + 2 G, D]; turned keys, and values, go to `slots` of `pool`.
+
+    On a CPU for which there are operators, and with a pool of numbers.
+    """
+    queries: Tensor = torch.ops.xinfer.rotate_and_store(
+        qkv, turn.cos, turn.sin, slots, pool, kv_heads, turn.interleaved
+    )
+    return grow(queries, turn)
 
 
 def grow(queries: Tensor, turn: Turn | None) -> Tensor:
