@@ -157,14 +157,18 @@ class Graphs:
         sampled = None if single else positions[: count // 2]
         arguments = (positions.long(), positions, slots, *some, blocks, host, sampled, turns, pools)
 
-        def varies(name: str) -> dict[int, Dim] | None:
-            return None if single else {0: Dim(name, min=_LEAST)}
+        tokens, sequences, width, sample = (Dim(n, min=_LEAST) for n in ("tokens", "sequences", "blocks", "sampled"))
 
-        token, sequences, width = varies("tokens"), varies("sequences"), Dim("blocks", min=_LEAST)
+        def varies(dim: Any) -> dict[int, Any] | None:
+            return None if single else {0: dim}
+
+        token = varies(tokens)
         return arguments, (
             *(token, token, token),
-            *(varies("starts"), sequences, {**(sequences or {}), 1: width}, varies("numbers")),
-            varies("sampled"),
+            *(varies(sequences + 1), varies(sequences)),
+            {1: width} if single else {0: sequences, 1: width},
+            varies(2 * sequences + 3),
+            varies(sample),
             [token] * len(turns),
             [{0: Dim("slots", min=_LEAST * self._block_size)}] * len(pools),
         )
