@@ -30,7 +30,7 @@ def send_together(arrays: Rows[NDArray[np.integer]], device: torch.device) -> li
     room = [-(-each.size // _ALIGNED) * _ALIGNED for each in arrays]
     whole = np.zeros(sum(room), np.int32)
     for start, each in zip(np.cumsum([0, *room]), arrays, strict=False):
-        whole[start : start + each.size] = each.ravel()
+        np.copyto(whole[start : start + each.size], each.ravel(), casting="same_kind")
     parts = torch.split(send(whole, device), room)
     return [part[: each.size].view(each.shape) for part, each in zip(parts, arrays, strict=True)]
 

@@ -94,7 +94,7 @@ class FakeRunner(ModelRunner):
         )
         self.max_logits_rows = max_logits_rows
         self.freed: list[int] = []
-        self.steps = 0
+        self.steps = self.steps_ahead = 0
         self.closed = False
         self._script, self._nan_rows = script, nan_rows
         self._tokens: Tokens = np.full(num_blocks * block_size, _POISON, np.int32)
@@ -150,6 +150,7 @@ class FakeRunner(ModelRunner):
         if batch.drawn is None:
             return batch
         assert "ahead" in self.info.capabilities
+        self.steps_ahead += 1
         drawn, ids = batch.drawn.clamp(min=0).numpy(), batch.token_ids
         seen: Tokens = np.where(ids < 0, drawn[np.maximum(-1 - ids, 0)], ids).astype(np.int32)
         return replace(batch, token_ids=seen, drawn=None)

@@ -59,14 +59,13 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What a workload met on its way; `ahead` are steps that were computed before their tokens were known."""
+    """What a workload met on its way."""
 
     preemptions: int
     cached_tokens: int
     copies: int
     accepted_tokens: int
     aborted: int
-    ahead: int
 
 
 MakeRunner = Callable[[dict[str, Any]], ModelRunner]
@@ -175,7 +174,6 @@ def _together(work: Workload, runner: ModelRunner) -> tuple[dict[Key, RequestOut
         result = engine.step()
         outputs |= {(output.index, output.sample): output for output in result.finished}
         met.update({name: getattr(result.stats, name) for name in _COUNTED})
-        met["ahead"] += engine.runs_ahead
         _check_blocks(work, engine)
         step += 1
         assert step < patience, f"workload {work.seed}: {step} steps, and requests still wait"
