@@ -296,6 +296,15 @@ class _Interrupting(FakeRunner):
         return super().forward(batch)
 
 
+@pytest.fixture
+def interruptible():
+    """As a program in the foreground; what a shell starts in the background never hears of Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_calls_requests(fake):
     llm = fake(_Interrupting)
     with pytest.raises(KeyboardInterrupt):
