@@ -16,7 +16,7 @@ from xinfer.backends import BackendContext
 from xinfer.backends.torch import EagerConfig
 from xinfer.backends.torch.runner import TorchRunner
 from xinfer.engine import schedule
-from xinfer.engine.engine import Engine
+from xinfer.engine.flight import Flight
 from xinfer.engine.kv_cache import BlockPool
 from xinfer.engine.runner import ModelRunner, RunnerInfo
 from xinfer.engine.scheduler import Scheduler
@@ -309,16 +309,15 @@ def logits_rows_are_taken_in_another_order(monkeypatch):
 
 
 def an_unseen_token_is_taken_for_another(monkeypatch):
-    right = Engine._may_run_ahead
+    right = Flight.name_tokens
 
-    def may_run_ahead(self, flight):
-        may = right(self, flight)
-        unseen = [s for s in flight.plan.sampled if s.token_ids[-1] < 0]
+    def name_tokens(self):
+        right(self)
+        unseen = [s for s in self.plan.sampled if s.token_ids[-1] < 0]
         for sequence, other in zip(unseen, [s.token_ids[-1] for s in unseen][::-1], strict=True):
             sequence.token_ids[-1] = other
-        return may
 
-    monkeypatch.setattr(Engine, "_may_run_ahead", may_run_ahead)
+    monkeypatch.setattr(Flight, "name_tokens", name_tokens)
 
 
 def what_has_all_its_tokens_goes_on(monkeypatch):

@@ -176,6 +176,8 @@ class Engine:
         """Have a step computed; `before` is the one before it, if nobody has seen its tokens yet."""
         if self.speculator is not None:
             self.speculator.propose(self.scheduler.running)
+        if before is not None:
+            before.name_tokens()
         plan, logits = self.scheduler.schedule(), _NOTHING
         assert plan.sequences or before or not self.scheduler.has_work, "a sequence was admitted that has no room"
         times.lap("schedule")
@@ -190,17 +192,12 @@ class Engine:
         return Flight(plan, logits, drawn, self.scheduler.num_waiting)
 
     def _may_run_ahead(self, flight: Flight) -> bool:
-        """Whether the next step can be computed before this one's tokens are seen; if so, room for them is made.
+        """Whether the next step can be computed before this one's tokens are seen.
 
         It can't while there is a request for which tokens are more than the next step's input (see `looks`).
         """
-        able = "ahead" in self.runner.info.capabilities and self.speculator is None and not self._looking
-        if not able or not flight.plan.sequences:
-            return False
-        for place, sequence in enumerate(flight.plan.sampled):
-            if sequence.finish_reason is None and len(sequence.token_ids) < sequence.limit:
-                sequence.token_ids.append(-1 - place)
-        return True
+        able = "ahead" in self.runner.info.capabilities and self.speculator is None
+        return able and not self._looking and bool(flight.plan.sequences)
 
     def _settle(self, flight: Flight) -> None:
         """Count as computed what a step computes, and let samples go on from their prompt."""

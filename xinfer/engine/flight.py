@@ -33,6 +33,12 @@ class Flight:
         """Whether anybody is left whom its results concern."""
         return any(sequence.finish_reason is None for sequence in self.plan.sequences)
 
+    def name_tokens(self) -> None:
+        """Give each sequence that gets a token the name by which the next step knows it (see `Batch.token_ids`)."""
+        for place, sequence in enumerate(self.plan.sampled):
+            if sequence.finish_reason is None and len(sequence.token_ids) < sequence.limit:
+                sequence.token_ids.append(-1 - place)
+
 
 def looks(sequence: Sequence) -> bool:
     """Whether a request's tokens decide about its next row of logits, or more is told of them than what they are."""
