@@ -29,6 +29,8 @@ struct Stretch {
       : shape(step.shape), key_head(key_head), count(end - first) {
     step.find(sequence, first, end, entries);
     for (int64_t t = count; t % kLanes != 0; t++) entries[t] = entries[count - 1];
+    for (int64_t t = 0; t < count; t++) prefetch(entries[t] + shape.keys(key_head), shape.key_dim);
+    for (int64_t t = 0; t < count; t++) prefetch(entries[t] + shape.values(key_head), shape.value_dim);
     if constexpr (kCoded<C>) {
       const int64_t filled = (count + kLanes - 1) / kLanes * kLanes;
       scales_of(entries, filled, key_head, key_scales);
@@ -36,8 +38,13 @@ struct Stretch {
     }
   }
 
-  // Of a query, filled with 0 up to whole lanes: the largest score, the sum of weights and the weighed values.
-  void attend(const float* query, float& most, float& sum, float* values) const {
+  static void prefetch(const C* from, int64_t numbers) {
+    for (int64_t i = 0; i < numbers; i += 64 / sizeof(C)) __builtin_prefetch(from + i);
+  }
+
+  // Of a query: the largest score, the sum of weights and the weighed values.
+  template <class Q>
+  void attend(const Q* query, float& most, float& sum, float* values) const {
     float weights[kStretch];
     Lanes most_of = all(kNothing);
     for (int64_t t = 0; t < count; t += kLanes) {
@@ -60,13 +67,26 @@ struct Stretch {
     weigh(weights, values);
   }
 
-  // A query's products with sixteen keys, from t on.
-  Lanes products(const float* query, int64_t t) const {
+  // A query's products with sixteen keys, from t on; of float32 it is filled with 0 up to whole lanes.
+  template <class Q>
+  Lanes products(const Q* query, int64_t t) const {
     const int64_t at = shape.keys(key_head);
     Lanes sums[kLanes] = {};
     int64_t i = 0;
-    for (; i + kLanes <= shape.key_dim; i += kLanes)
-      for (int64_t j = 0; j < kLanes; j++) sums[j] += load(query + i) * load(entries[t + j] + at + i);
+    if constexpr (std::is_same_v<Q, float>) {
+      for (; i + kLanes <= shape.key_dim; i += kLanes)
+        for (int64_t j = 0; j < kLanes; j++) sums[j] += load(query + i) * load(entries[t + j] + at + i);
+    } else {
+#if defined(__AVX512BF16__)
+      for (; i + kPairs <= shape.key_dim; i += kPairs)
+        for (int64_t j = 0; j < kLanes; j++)
+          sums[j] = add_products(sums[j], load_pairs(query + i), load_pairs(entries[t + j] + at + i));
+      if (const int64_t rest = shape.key_dim - i; rest > 0)
+        for (int64_t j = 0; j < kLanes; j++)
+          sums[j] = add_products(sums[j], load_pairs(query + i, rest), load_pairs(entries[t + j] + at + i, rest));
+      i = shape.key_dim;
+#endif
+    }
     Lanes result = totals(sums);
     for (; i < shape.key_dim; i++)
       for (int64_t j = 0; j < kLanes; j++) result[j] += query[i] * static_cast<float>(entries[t + j][at + i]);
@@ -76,6 +96,14 @@ struct Stretch {
   void weigh(const float* weights, float* to) const {
     const int64_t at = shape.values(key_head);
     int64_t i = 0;
+#if defined(__AVX512BF16__)
+    if constexpr (kPaired<C>) {
+      C rounded[kStretch];
+      for (int64_t t = 0; t < count; t += kLanes) store(load(weights + t), rounded + t);
+      for (; i + 2 * kPairs <= shape.value_dim; i += 2 * kPairs) weigh_pairs<2>(rounded, at + i, to + i);
+      for (; i + kPairs <= shape.value_dim; i += kPairs) weigh_pairs<1>(rounded, at + i, to + i);
+    }
+#endif
     for (; i + 4 * kLanes <= shape.value_dim; i += 4 * kLanes) {
       Lanes sums[4] = {};
       for (int64_t t = 0; t < count; t++)
@@ -88,6 +116,30 @@ struct Stretch {
       to[i] = sum;
     }
   }
+
+#if defined(__AVX512BF16__)
+  // N times 32 of the weighed values, those of two tokens at a time.
+  template <int N>
+  void weigh_pairs(const C* weights, int64_t at, float* to) const {
+    Lanes low[N] = {}, high[N] = {};
+    for (int64_t t = 0; t < count; t += 2) {
+      uint32_t pair;
+      std::memcpy(&pair, weights + t, sizeof pair);
+      for (int n = 0; n < N; n++) {
+        const __m512i one = (__m512i)load_pairs(entries[t] + at + n * kPairs);
+        const __m512i other = (__m512i)load_pairs(entries[t + 1] + at + n * kPairs);
+        low[n] = add_products(low[n], all_pairs(pair), (__m512bh)_mm512_unpacklo_epi16(one, other));
+        high[n] = add_products(high[n], all_pairs(pair), (__m512bh)_mm512_unpackhi_epi16(one, other));
+      }
+    }
+    for (int n = 0; n < N; n++, to += kPairs) {  // of each eight numbers, `low` has the first four
+      store(__builtin_shufflevector(low[n], high[n], 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23), to);
+      const Lanes last =
+          __builtin_shufflevector(low[n], high[n], 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+      store(last, to + kLanes);
+    }
+  }
+#endif
 };
 
 struct Task {
@@ -132,15 +184,20 @@ void decode(const Step<T, C>& step, const std::vector<int64_t>& sequences) {
   const int64_t count = static_cast<int64_t>(tasks.size());
   std::vector<float> states(count * heads * 2), values(count * heads * shape.value_dim);
   share_out_rows(count, 1, [&](int64_t begin, int64_t stop) {
-    std::vector<float> query(heads * padded);
+    std::vector<float> query(padded);
     for (int64_t i = begin; i < stop; i++) {
       const Task& task = tasks[i];
       const T* own = step.q + (step.starts[task.sequence] * shape.heads + task.key_head * heads) * shape.key_dim;
-      for (int64_t h = 0; h < heads; h++)
-        for (int64_t d = 0; d < shape.key_dim; d++) query[h * padded + d] = static_cast<float>(own[h * shape.key_dim + d]);
       const Stretch<C> stretch(step, task.sequence, task.key_head, task.first, task.end);
-      for (int64_t h = 0, at = i * heads; h < heads; h++, at++)
-        stretch.attend(&query[h * padded], states[2 * at], states[2 * at + 1], &values[at * shape.value_dim]);
+      for (int64_t h = 0, at = i * heads; h < heads; h++, at++, own += shape.key_dim) {
+        float &most = states[2 * at], &sum = states[2 * at + 1], *to = &values[at * shape.value_dim];
+        if constexpr (kPaired<C>) {
+          stretch.attend(own, most, sum, to);
+        } else {
+          for (int64_t d = 0; d < shape.key_dim; d++) query[d] = static_cast<float>(own[d]);
+          stretch.attend(query.data(), most, sum, to);
+        }
+      }
     }
   });
   for (int64_t i = 0, next; i < count; i = next) {

@@ -20,6 +20,7 @@ constexpr int64_t kLanes = 16;
 
 typedef float Lanes __attribute__((vector_size(64)));
 typedef int32_t Whole __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
 
 inline Lanes all(float value) {
   return value - Lanes{};
@@ -84,6 +85,15 @@ inline void load_nibbles(const uint8_t* from, Lanes& low, Lanes& high) {
 
 #endif
 
+// The first `count` of sixteen numbers, and zeros.
+template <class T>
+inline Lanes load(const T* from, int64_t count) {
+  if (count >= kLanes) return load(from);
+  Lanes lanes = {};
+  for (int64_t i = 0; i < count; i++) lanes[i] = static_cast<float>(from[i]);
+  return lanes;
+}
+
 inline void store(Lanes lanes, float* to) {
   std::memcpy(to, &lanes, sizeof lanes);
 }
@@ -100,6 +110,43 @@ inline void store(Lanes lanes, T* to) {
   for (int64_t i = 0; i < kLanes; i++) to[i] = static_cast<T>(lanes[i]);
 }
 
+// Whether numbers are multiplied in pairs of bfloat16, whose products the processor adds up by itself.
+template <class T>
+constexpr bool kPaired = false;
+
+#if defined(__AVX512BF16__)
+
+template <>
+inline constexpr bool kPaired<c10::BFloat16> = true;
+
+constexpr int64_t kPairs = 2 * kLanes;  // numbers in sixteen pairs
+
+inline __m512bh load_pairs(const void* from) {
+  return (__m512bh)_mm512_loadu_si512(from);
+}
+
+// The first `count` of kPairs numbers, and zeros.
+inline __m512bh load_pairs(const c10::BFloat16* from, int64_t count) {
+  return (__m512bh)_mm512_maskz_loadu_epi16(~__mmask32{0} >> std::max<int64_t>(0, kPairs - count), from);
+}
+
+inline __m512bh all_pairs(uint32_t pair) {
+  return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair));
+}
+
+inline Lanes add_products(Lanes sums, __m512bh one, __m512bh other) {
+  return (Lanes)_mm512_dpbf16_ps((__m512)sums, one, other);
+}
+
+#endif
+
+// Stores the first `count` of sixteen numbers.
+template <class T>
+inline void store(Lanes lanes, T* to, int64_t count) {
+  if (count >= kLanes) return store(lanes, to);
+  for (int64_t i = 0; i < count; i++) to[i] = static_cast<T>(lanes[i]);
+}
+
 typedef float Eight __attribute__((vector_size(32)));
 typedef float Four __attribute__((vector_size(16)));
 
@@ -111,6 +158,13 @@ inline float total(Lanes lanes) {
   std::memcpy(four, &sum, sizeof sum);
   const Four rest = four[0] + four[1];
   return (rest[0] + rest[1]) + (rest[2] + rest[3]);
+}
+
+// The sum of `count` numbers, a multiple of kLanes.
+inline float sum_of(const float* from, int64_t count) {
+  Lanes sum = {};
+  for (int64_t i = 0; i < count; i += kLanes) sum += load(from + i);
+  return total(sum);
 }
 
 inline float largest(Lanes lanes) {

@@ -23,12 +23,6 @@ constexpr int64_t kWide = kKeys / kLanes;
 // What is multiplied: a number, or a pair of them.
 typedef uint32_t Pair;
 template <class T>
-constexpr bool kPaired = false;
-#if defined(__AVX512BF16__)
-template <>
-constexpr bool kPaired<c10::BFloat16> = true;
-#endif
-template <class T>
 using Number = std::conditional_t<kPaired<T>, Pair, float>;
 
 // One key head of a sequence, with what its tiles read.
@@ -36,18 +30,18 @@ template <class T>
 struct Unit {
   int64_t sequence, key_head;
   int64_t first, end;             // tokens that are read, `first` a multiple of kKeys
-  std::vector<Number<T>> keys;    // [stretches, key_dim (of pairs: half), kKeys]
+  std::vector<Number<T>> keys;    // [stretches, dims, kKeys]
   std::vector<Number<T>> values;  // [tokens (of pairs: half), padded]
   std::vector<float> key_scales, value_scales;  // [tokens] of codes, which are laid out as numbers
 };
 
-// sums[r, :] += of 4 rows: weights[r, i] * rows[i, :], N lanes wide, over `count` i.
-template <int N, class Number>
+// sums[r, :] += of 4 rows: weights[r, i] * rows[i, :], N lanes wide, over `count` i; `kFresh` if there are no sums yet.
+template <int N, bool kFresh, class Number>
 inline void accumulate(const Number* weights, int64_t apart, const Number* rows, int64_t stride, int64_t count,
                        float* sums, int64_t width) {
   Lanes sum[kTogether][N];
   for (int r = 0; r < kTogether; r++)
-    for (int n = 0; n < N; n++) sum[r][n] = load(sums + r * width + n * kLanes);
+    for (int n = 0; n < N; n++) sum[r][n] = kFresh ? Lanes{} : load(sums + r * width + n * kLanes);
   for (int64_t i = 0; i < count; i++) {
     if constexpr (std::is_same_v<Number, float>) {
       Lanes row[N];
@@ -56,13 +50,11 @@ inline void accumulate(const Number* weights, int64_t apart, const Number* rows,
         for (int n = 0; n < N; n++) sum[r][n] += row[n] * weights[r * apart + i];
     } else {
 #if defined(__AVX512BF16__)
-      __m512i row[N];
-      for (int n = 0; n < N; n++) row[n] = _mm512_loadu_si512(rows + i * stride + n * kLanes);
+      __m512bh row[N];
+      for (int n = 0; n < N; n++) row[n] = load_pairs(rows + i * stride + n * kLanes);
       for (int r = 0; r < kTogether; r++) {
-        const __m512i weight = _mm512_set1_epi32(static_cast<int>(weights[r * apart + i]));
-        for (int n = 0; n < N; n++)
-          sum[r][n] = reinterpret_cast<Lanes>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum[r][n]),
-                                                               (__m512bh)weight, (__m512bh)row[n]));
+        const __m512bh weight = all_pairs(weights[r * apart + i]);
+        for (int n = 0; n < N; n++) sum[r][n] = add_products(sum[r][n], weight, row[n]);
       }
 #endif
     }
@@ -77,7 +69,8 @@ class Prefill {
   explicit Prefill(const Step<T, C>& step)
       : step_(step), shape_(step.shape), heads_(shape_.heads / shape_.kv_heads),
         queries_(std::max<int64_t>(1, kRows / heads_)), rows_((queries_ * heads_ + kTogether - 1) / kTogether * kTogether),
-        padded_((shape_.value_dim + kLanes - 1) / kLanes * kLanes), dims_((shape_.key_dim + kEach - 1) / kEach) {}
+        padded_((shape_.value_dim + kLanes - 1) / kLanes * kLanes),
+        dims_(((shape_.key_dim + kEach - 1) / kEach + kLanes - 1) / kLanes * kLanes) {}
 
   void run(const std::vector<int64_t>& sequences) {
     std::vector<Unit<T>> units;
@@ -91,7 +84,7 @@ class Prefill {
                          std::vector<Number<T>>(stretches * kKeys / kEach * padded_),
                          std::vector<float>(kCoded<C> ? stretches * kKeys : 0),
                          std::vector<float>(kCoded<C> ? stretches * kKeys : 0)});
-        held += stretches * kKeys * (shape_.key_dim + padded_);
+        held += stretches * kKeys * (dims_ * kEach + padded_);
         if (held >= kHeld) {
           flush(units);
           units.clear();
@@ -134,91 +127,102 @@ class Prefill {
       scales_of(entries, size, shape_.kv_heads + unit.key_head, &unit.value_scales[at]);
     }
     Number<T>* keys = unit.keys.data() + at * dims_;
-    for (int64_t t = 0; t < size; t++) {
-      const C* from = entries[t] + shape_.keys(unit.key_head);
-      for (int64_t d = 0; d < dims_; d++) keys[d * kKeys + t] = number(from, d, shape_.key_dim);
+    for (int64_t t = 0; t < size; t += kLanes) {
+      for (int64_t d = 0; d < dims_; d += kLanes) {
+        Lanes block[kLanes] = {};
+        for (int64_t i = 0; i < std::min(kLanes, size - t); i++)
+          block[i] = numbers(entries[t + i] + shape_.keys(unit.key_head), d, shape_.key_dim);
+        transpose(block);
+        for (int64_t i = 0; i < kLanes; i++) store(block[i], reinterpret_cast<float*>(keys + (d + i) * kKeys + t));
+      }
     }
     for (int64_t t = 0; t < size; t += kEach) {
       const C* from = entries[t] + shape_.values(unit.key_head);
       const C* next = t + 1 < size ? entries[t + 1] + shape_.values(unit.key_head) : nullptr;
-      Number<T>* to = unit.values.data() + (at + t) / kEach * padded_;
-      for (int64_t d = 0; d < shape_.value_dim; d++) {
-        if constexpr (kPaired<T>) to[d] = bits(from[d]) | (next == nullptr ? Pair{0} : bits(next[d]) << 16);
-        else to[d] = static_cast<float>(from[d]);
+      float* to = reinterpret_cast<float*>(unit.values.data() + (at + t) / kEach * padded_);
+      for (int64_t d = 0; d < shape_.value_dim; d += kLanes) {
+        Lanes values = load(from + d, shape_.value_dim - d);
+        if constexpr (kPaired<T>) {  // of a number of bfloat16 as float32 the lower half is 0
+          const Lanes others = next == nullptr ? Lanes{} : load(next + d, shape_.value_dim - d);
+          values = reinterpret_cast<Lanes>(reinterpret_cast<Bits>(values) >> 16 | reinterpret_cast<Bits>(others));
+        }
+        store(values, to + d);
       }
     }
   }
 
-  // A number as bfloat16, which codes are without being rounded.
+  // Sixteen Numbers of a row of so many numbers, from the `at`th Number on, and zeros; codes are bfloat16 as they are.
   template <class Row>
-  static Pair bits(Row number) {
-    return c10::BFloat16(static_cast<float>(number)).x;
-  }
-
-  static Pair bits(c10::BFloat16 number) {
-    return number.x;
-  }
-
-  // The `at`th number of a row of so many.
-  template <class Row>
-  static Number<T> number(const Row* row, int64_t at, int64_t size) {
-    if constexpr (kPaired<T>) return bits(row[2 * at]) | (2 * at + 1 < size ? bits(row[2 * at + 1]) << 16 : Pair{0});
-    else return static_cast<float>(row[at]);
+  static Lanes numbers(const Row* row, int64_t at, int64_t size) {
+    const int64_t from = at * kEach;
+    if constexpr (!kPaired<T>) {
+      return load(row + from, size - from);
+    } else {
+#if defined(__AVX512BF16__)
+      if constexpr (kPaired<Row>) return (Lanes)load_pairs(row + from, size - from);
+      c10::BFloat16 both[kPairs];
+      store(load(row + from, size - from), both);
+      store(load(row + from + kLanes, size - from - kLanes), both + kLanes);
+      return (Lanes)load_pairs(both);
+#endif
+    }
   }
 
   // New tokens from `first` on, as many as a tile has.
   void attend(const Unit<T>& unit, int64_t first) const {
     const int64_t tokens = std::min(queries_, count(unit) - first), start = unit.end - count(unit) + first;
     std::vector<Number<T>> q(rows_ * dims_), rounded(kPaired<T> ? rows_ * kKeys / kEach : 0);
-    std::vector<float> found(rows_ * padded_), scores(rows_ * kKeys), most(rows_, kNothing), sums(rows_);
+    std::vector<float> found(rows_ * padded_), scores(rows_ * kKeys), most(rows_, kNothing);
+    std::vector<Lanes> sums(rows_);
     const T* from = step_.q + ((step_.starts[unit.sequence] + first) * shape_.heads + unit.key_head * heads_) * shape_.key_dim;
     for (int64_t r = 0; r < tokens * heads_; r++) {
       const T* row = from + (r / heads_ * shape_.heads + r % heads_) * shape_.key_dim;
-      for (int64_t d = 0; d < dims_; d++) q[r * dims_ + d] = number(row, d, shape_.key_dim);
+      for (int64_t d = 0; d < dims_; d += kLanes)
+        store(numbers(row, d, shape_.key_dim), reinterpret_cast<float*>(&q[r * dims_ + d]));
     }
     if (step_.sinks != nullptr) {
       for (int64_t r = 0; r < tokens * heads_; r++) {
         most[r] = step_.sinks[unit.key_head * heads_ + r % heads_];
-        sums[r] = 1;
+        sums[r] = Lanes{1};
       }
     }
+    const auto weights = [&] {
+      if constexpr (kPaired<T>) return reinterpret_cast<T*>(rounded.data());
+      else return scores.data();
+    }();
     const int64_t last = start + tokens;  // of the keys that any of them sees, behind the last
     for (int64_t key = unit.first; key < last; key += kKeys) {
       const Number<T>* keys = unit.keys.data() + (key - unit.first) * dims_;
       const Number<T>* values = unit.values.data() + (key - unit.first) / kEach * padded_;
-      std::fill(scores.begin(), scores.end(), 0.0f);
       for (int64_t r = 0; r < rows_; r += kTogether)
-        accumulate<kWide>(&q[r * dims_], dims_, keys, kKeys, dims_, &scores[r * kKeys], kKeys);
+        accumulate<kWide, true>(&q[r * dims_], dims_, keys, kKeys, dims_, &scores[r * kKeys], kKeys);
       for (int64_t r = 0; r < tokens * heads_; r++)
-        weigh(unit, key - unit.first, &scores[r * kKeys], start + r / heads_ - key, most[r], sums[r], &found[r * padded_]);
-      const Number<T>* all_weights;
-      if constexpr (kPaired<T>) {
-        for (int64_t i = 0; i < tokens * heads_ * kKeys; i += kLanes)
-          store(load(&scores[i]), reinterpret_cast<T*>(rounded.data()) + i);
-        all_weights = rounded.data();
-      } else {
-        all_weights = scores.data();
-      }
+        weigh(unit, key - unit.first, start + r / heads_ - key, &scores[r * kKeys], most[r], sums[r],
+              &found[r * padded_], weights + r * kKeys);
       const int64_t seen = (std::min(kKeys, last - key) + kEach - 1) / kEach, apart = kKeys / kEach;
       for (int64_t r = 0; r < rows_; r += kTogether) {
-        const Number<T>* weights = all_weights + r * apart;
+        const Number<T>* own = reinterpret_cast<const Number<T>*>(weights) + r * apart;
         int64_t d = 0;
         for (; d + kWide * kLanes <= padded_; d += kWide * kLanes)
-          accumulate<kWide>(weights, apart, values + d, padded_, seen, &found[r * padded_ + d], padded_);
+          accumulate<kWide, false>(own, apart, values + d, padded_, seen, &found[r * padded_ + d], padded_);
         for (; d < padded_; d += kLanes)
-          accumulate<1>(weights, apart, values + d, padded_, seen, &found[r * padded_ + d], padded_);
+          accumulate<1, false>(own, apart, values + d, padded_, seen, &found[r * padded_ + d], padded_);
       }
     }
     T* to = step_.out + ((step_.starts[unit.sequence] + first) * shape_.heads + unit.key_head * heads_) * shape_.value_dim;
     for (int64_t r = 0; r < tokens * heads_; r++) {
       T* place = to + (r / heads_ * shape_.heads + r % heads_) * shape_.value_dim;
-      for (int64_t d = 0; d < shape_.value_dim; d++) place[d] = static_cast<T>(found[r * padded_ + d] / sums[r]);
+      const float share = 1 / total(sums[r]);
+      for (int64_t d = 0; d < shape_.value_dim; d += kLanes)
+        store(load(&found[r * padded_ + d]) * share, place + d, shape_.value_dim - d);
     }
   }
 
   // A row's scores become weights, and what was found before is made smaller if one is the largest so far. The row sees
   // keys up to `last` of the stretch, which may be beyond it and begins at `at` of what the unit has.
-  void weigh(const Unit<T>& unit, int64_t at, float* scores, int64_t last, float& most, float& sum, float* found) const {
+  template <class Weight>
+  void weigh(const Unit<T>& unit, int64_t at, int64_t last, float* scores, float& most, Lanes& sums, float* found,
+             Weight* weights) const {
     const int64_t from = shape_.window > 0 ? std::max<int64_t>(0, last + 1 - shape_.window) : 0;
     const bool whole = from == 0 && last >= kKeys - 1;
     Lanes most_of = all(kNothing);
@@ -232,23 +236,21 @@ class Prefill {
     }
     const float now = std::max(most, largest(most_of));
     if (now == kNothing) {  // it sees none of them
-      std::fill_n(scores, kKeys, 0.0f);
+      for (int64_t i = 0; i < kKeys; i += kLanes) store(Lanes{}, weights + i);
       return;
-    }
-    Lanes sums = {};
-    for (int64_t i = 0; i < kKeys; i += kLanes) {
-      const Lanes weights = exponential(load(scores + i) - now);
-      sums += weights;
-      if constexpr (kCoded<C>) store(weights * load(&unit.value_scales[at + i]), scores + i);
-      else store(weights, scores + i);
     }
     if (now > most) {
       const float share = std::exp(most - now);
-      sum *= share;
-      for (int64_t d = 0; d < padded_; d++) found[d] *= share;
+      sums *= share;
+      for (int64_t d = 0; d < padded_; d += kLanes) store(load(found + d) * share, found + d);
       most = now;
     }
-    sum += total(sums);
+    for (int64_t i = 0; i < kKeys; i += kLanes) {
+      const Lanes own = exponential(load(scores + i) - now);
+      sums += own;
+      if constexpr (kCoded<C>) store(own * load(&unit.value_scales[at + i]), weights + i);
+      else store(own, weights + i);
+    }
   }
 
   const Step<T, C>& step_;

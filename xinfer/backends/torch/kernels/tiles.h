@@ -25,17 +25,12 @@ struct Product {
 
 constexpr bool kTiles = true;
 constexpr int64_t kSide = 4;              // of a tile
-constexpr int64_t kPairs = 2 * kLanes;    // numbers in sixteen pairs
 constexpr int64_t kAcross = 2;            // vectors of a panel: 28 sums, two of x and one of w are 31 of 32 registers
 constexpr int64_t kPanel = kAcross * kLanes;
 constexpr int64_t kOuts = 14;
 constexpr int64_t kFew = 24;              // rows that tiles take less time for than a panel
 constexpr int64_t kChunk = 512;           // rows that meet the whole matrix, of which they read what lies in the caches
 constexpr int64_t kBlock = 1 << 19;       // bytes of the matrix that meet all panels of a chunk
-
-inline __m512bh pairs(const void* from) {
-  return (__m512bh)_mm512_loadu_si512(from);
-}
 
 inline void store(Lanes lanes, c10::BFloat16* to, __mmask16 mask) {
   _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh((__m512)lanes));
@@ -49,7 +44,7 @@ inline void tile(const Product& p, int64_t m, int64_t n, int64_t end) {
     xs[i] = p.x + (m + std::min(i, rows - 1)) * p.columns;
     ws[i] = p.w + (n + std::min(i, outs - 1)) * p.columns;
   }
-  __m512 sums[kSide][kSide] = {};
+  Lanes sums[kSide][kSide] = {};
   const auto add = [&](auto take) __attribute__((always_inline)) {
     __m512bh row[kSide];
 #pragma GCC unroll 4
@@ -58,15 +53,12 @@ inline void tile(const Product& p, int64_t m, int64_t n, int64_t end) {
     for (int64_t i = 0; i < kSide; i++) {
       const __m512bh own = take(xs[i]);
 #pragma GCC unroll 4
-      for (int64_t j = 0; j < kSide; j++) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], own, row[j]);
+      for (int64_t j = 0; j < kSide; j++) sums[i][j] = add_products(sums[i][j], own, row[j]);
     }
   };
   int64_t k = 0;
-  for (; k + kPairs <= p.columns; k += kPairs) add([&](const c10::BFloat16* from) { return pairs(from + k); });
-  if (k < p.columns) {
-    const __mmask32 mask = (__mmask32{1} << (p.columns - k)) - 1;
-    add([&](const c10::BFloat16* from) { return (__m512bh)_mm512_maskz_loadu_epi16(mask, from + k); });
-  }
+  for (; k + kPairs <= p.columns; k += kPairs) add([&](const c10::BFloat16* from) { return load_pairs(from + k); });
+  if (k < p.columns) add([&](const c10::BFloat16* from) { return load_pairs(from + k, p.columns - k); });
   Lanes each[kLanes];
   std::memcpy(each, sums, sizeof each);
   float found[kSide][kSide];
@@ -81,10 +73,9 @@ inline void lay_out(const c10::BFloat16* x, int64_t rows, int64_t columns, float
   for (int64_t v = 0; v < kAcross; v++) {
     for (int64_t k = 0; k < columns; k += kPairs) {
       const int64_t count = std::min(kPairs, columns - k);
-      const __mmask32 mask = ~__mmask32{0} >> (kPairs - count);
       Lanes block[kLanes] = {};
       for (int64_t i = 0; i < std::min(kLanes, rows - v * kLanes); i++)
-        block[i] = (Lanes)_mm512_maskz_loadu_epi16(mask, x + (v * kLanes + i) * columns + k);
+        block[i] = (Lanes)load_pairs(x + (v * kLanes + i) * columns + k, count);
       transpose(block);
       for (int64_t i = 0; i < (count + 1) / 2; i++) store(block[i], to + ((k / 2 + i) * kAcross + v) * kLanes);
     }
@@ -95,18 +86,18 @@ inline void lay_out(const c10::BFloat16* x, int64_t rows, int64_t columns, float
 inline void panel(const Product& p, const float* x, int64_t m, int64_t n, bool prefetch) {
   const int64_t first = std::min(n, p.outs - kOuts), columns = p.columns;
   const c10::BFloat16 *w = p.w + first * columns, *next = w + kOuts * columns;
-  __m512 sums[kOuts][kAcross] = {};
+  Lanes sums[kOuts][kAcross] = {};
   const auto add = [&](int64_t k, int bytes) __attribute__((always_inline)) {
     __m512bh own[kAcross];
 #pragma GCC unroll 2
-    for (int64_t v = 0; v < kAcross; v++) own[v] = pairs(x + (k / 2 * kAcross + v) * kLanes);
+    for (int64_t v = 0; v < kAcross; v++) own[v] = load_pairs(x + (k / 2 * kAcross + v) * kLanes);
 #pragma GCC unroll 14
     for (int64_t j = 0; j < kOuts; j++) {
-      int pair = 0;
+      uint32_t pair = 0;
       std::memcpy(&pair, w + j * columns + k, bytes);
-      const __m512bh each = (__m512bh)_mm512_set1_epi32(pair);
+      const __m512bh each = all_pairs(pair);
 #pragma GCC unroll 2
-      for (int64_t v = 0; v < kAcross; v++) sums[j][v] = _mm512_dpbf16_ps(sums[j][v], own[v], each);
+      for (int64_t v = 0; v < kAcross; v++) sums[j][v] = add_products(sums[j][v], own[v], each);
     }
   };
   int64_t k = 0;
@@ -125,7 +116,7 @@ inline void panel(const Product& p, const float* x, int64_t m, int64_t n, bool p
     Lanes each[kLanes] = {};
 #pragma GCC unroll 14
     for (int64_t j = 0; j < kOuts; j++)
-      each[j] = (Lanes)sums[j][v] + (p.bias == nullptr ? 0.0f : static_cast<float>(p.bias[first + j]));
+      each[j] = sums[j][v] + (p.bias == nullptr ? 0.0f : static_cast<float>(p.bias[first + j]));
     transpose(each);
     for (int64_t i = 0, row = m + v * kLanes; i < std::min(kLanes, p.rows - row); i++)
       store(each[i], p.to + (row + i) * p.outs + first, mask);
