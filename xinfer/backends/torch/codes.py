@@ -14,7 +14,7 @@ from xinfer.backends.torch.kernels import available
 from xinfer.backends.torch.load import Join
 from xinfer.models.quantize import Packed
 
-_FEW = 4  # rows up to which multiplying with codes takes less time than making weights of them (as `few_rows`)
+_FEW = {8: 4, 4: 8}  # rows up to which multiplying with codes takes less time than making weights of them, by bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +120,7 @@ class _Held(nn.Module):
         super().__init__()
         self.codes, self.scales = (nn.Parameter(each, False) for each in (codes.codes, codes.scales))
         self.zeros = None if codes.zeros is None else nn.Parameter(codes.zeros, requires_grad=False)
-        self.bits, self.columns, self.few = codes.bits, codes.columns, _FEW
+        self.bits, self.columns, self.few = codes.bits, codes.columns, _FEW[codes.bits]
 
     @property
     def held(self) -> Codes:

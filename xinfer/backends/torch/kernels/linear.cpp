@@ -15,7 +15,9 @@
 #include <optional>
 #include <vector>
 
+#include "codes.h"
 #include "lanes.h"
+#include "nibbles.h"
 #include "sharing.h"
 #include "tiles.h"
 
@@ -27,12 +29,11 @@
 namespace xinfer {
 namespace {
 
-constexpr int64_t kAhead = 8192;   // bytes, from use back to prefetching, of codes
-constexpr int64_t kNear = 1024;    // and of numbers; for all of SmolLM2's in float32 two Zen 5 cores take 6.9 ms, 7.1 at
-                                   // 8192, 6.8 without; while others use the memory 10.4, 10.4, 10.75
+constexpr int64_t kNear = 1024;    // bytes, from use back to prefetching of numbers; for all of SmolLM2's in float32 two
+                                   // Zen 5 cores take 6.9 ms, 7.1 at 8192, 6.8 without; while others use the memory
+                                   // 10.4, 10.4, 10.75
 constexpr int64_t kStretch = 64;   // numbers of a row with sums of their own, 16 each
 constexpr int64_t kPiece = 1 << 21;  // weights that are made from codes at a time
-constexpr int64_t kShare = 1 << 14;  // weights that are worth a thread
 
 // A matrix of float32, bfloat16 or float16.
 template <class T>
@@ -61,94 +62,6 @@ struct Plain {
     int64_t i = 0;
     for (; i + kLanes <= columns; i += kLanes) store(load(w + i), to + i);
     for (; i < columns; i++) to[i] = static_cast<float>(w[i]);
-  }
-};
-
-// A matrix in blocks of codes; a weight is (code - zero) * scale. Of a block's four-bit codes the first half lies in
-// the low nibbles. x has `blocks * block` numbers, those beyond the matrix 0.
-struct Codes {
-  static constexpr int64_t kLeast = kShare << 3;  // in less there is nothing to be prefetched
-
-  const uint8_t* codes;  // [out, blocks, block * bits / 8]
-  const float* scales;   // [out, blocks]
-  const uint8_t* zeros;  // [out, blocks], or null for 2**(bits - 1)
-  const float* sums;     // [blocks] of x, of one row
-  int64_t bits, blocks, block;
-
-  float zero(int64_t at) const {
-    return zeros == nullptr ? static_cast<float>(1 << (bits - 1)) : static_cast<float>(zeros[at]);
-  }
-
-  float dot(int64_t row, const float* x) const {
-    return bits == 8 ? dot8(row, x) : dot4(row, x);
-  }
-
-  float dot8(int64_t row, const float* x) const {
-    const uint8_t* w = codes + row * blocks * block;
-    const float* scale = scales + row * blocks;
-    Lanes sum = {};
-    for (int64_t b = 0; b < blocks; b++, w += block, x += block) {
-      for (int64_t byte = 0; byte < block; byte += 64) __builtin_prefetch(w + byte + kAhead);
-      Lanes one = {}, other = {};
-      for (int64_t i = 0; i < block; i += 2 * kLanes) {
-        one += load(w + i) * load(x + i);
-        other += load(w + i + kLanes) * load(x + i + kLanes);
-      }
-      sum += (one + other) * scale[b];
-    }
-    return total(sum) - middle(row);
-  }
-
-  float dot4(int64_t row, const float* x) const {
-    const int64_t half = block / 2;
-    const uint8_t* w = codes + row * blocks * half;
-    const float* scale = scales + row * blocks;
-    Lanes sum = {};
-    for (int64_t b = 0; b < blocks; b++, w += half, x += block) {
-      __builtin_prefetch(w + kAhead / 2);
-      Lanes one = {}, other = {}, low, high;
-      for (int64_t i = 0; i < half; i += kLanes) {
-        load_nibbles(w + i, low, high);
-        one += low * load(x + i);
-        other += high * load(x + half + i);
-      }
-      sum += (one + other) * scale[b];
-    }
-    return total(sum) - middle(row);
-  }
-
-  // What zero points take from a row's product.
-  float middle(int64_t row) const {
-    const float* scale = scales + row * blocks;
-    const uint8_t* zero = zeros == nullptr ? nullptr : zeros + row * blocks;
-    Lanes sum = {};
-    int64_t b = 0;
-    for (; b + kLanes <= blocks; b += kLanes) {
-      const Lanes share = load(scale + b) * load(sums + b);
-      sum += zero == nullptr ? share : share * load(zero + b);
-    }
-    float result = total(sum);
-    for (; b < blocks; b++) result += scale[b] * sums[b] * (zero == nullptr ? 1.0f : static_cast<float>(zero[b]));
-    return zero == nullptr ? result * static_cast<float>(1 << (bits - 1)) : result;
-  }
-
-  template <class T>
-  void widen(int64_t row, T* to) const {
-    const int64_t bytes = block * bits / 8;
-    const uint8_t* w = codes + row * blocks * bytes;
-    for (int64_t b = 0, at = row * blocks; b < blocks; b++, at++, w += bytes, to += block) {
-      const Lanes scale = all(scales[at]), middle = all(zero(at));
-      for (int64_t i = 0; i < bytes; i += kLanes) {
-        if (bits == 8) {
-          store((load(w + i) - middle) * scale, to + i);
-        } else {
-          Lanes low, high;
-          load_nibbles(w + i, low, high);
-          store((low - middle) * scale, to + i);
-          store((high - middle) * scale, to + bytes + i);
-        }
-      }
-    }
   }
 };
 
@@ -273,15 +186,20 @@ at::Tensor linear_codes(const at::Tensor& x, const at::Tensor& codes, const at::
   Codes matrix = codes_of(codes, scales, zeros, bits);
   const int64_t columns = blocks * matrix.block;
   if (rows > few) return finished(many_codes(matrix, x, out, columns, few), bias, x.scalar_type());
+  at::Tensor product = at::empty({rows, out}, scales.options());
+  if (kNibbles && bits == 4) {
+    const at::Tensor own = x.contiguous();
+    AT_DISPATCH_SWITCH(x.scalar_type(), "linear_codes", AT_DISPATCH_CASE_FLOAT([&] {
+      const scalar_t* from = own.const_data_ptr<scalar_t>();
+      multiply_nibbles(matrix, from, rows, x.size(1), product.mutable_data_ptr<float>(), out);
+    }));
+    return finished(product, bias, x.scalar_type());
+  }
   const at::Tensor wide = widened(x, columns);
   std::vector<float> sums(rows == 1 ? blocks : 0);
-  if (rows == 1) {
-    const float* from = wide.const_data_ptr<float>();
-    for (float& sum : sums)
-      for (int64_t i = 0; i < matrix.block; i++) sum += *from++;
-    matrix.sums = sums.data();
-  }
-  at::Tensor product = at::empty({rows, out}, wide.options());
+  const float* from = wide.const_data_ptr<float>();
+  for (float& sum : sums) sum = sum_of(from, matrix.block), from += matrix.block;
+  matrix.sums = sums.data();
   multiply(matrix, wide.const_data_ptr<float>(), rows, columns, product.mutable_data_ptr<float>(), out);
   return finished(product, bias, x.scalar_type());
 }
