@@ -58,38 +58,25 @@ class TorchRunner(ModelRunner):
     spare_blocks = 0
 
     def __init__(self, context: BackendContext) -> None:
-        spec, self._memory = context.model.spec, ResidentMemory()
+        spec, limits, wanted = context.model.spec, context.limits, context.config.kv_dtype
+        self._memory = ResidentMemory()
         self.device = choose_device(context.config.device, context.processes)
         self.dtype = choose_dtype(context.model.dtype, self.device)
         _set_threads(context.config.threads, context.processes)
         self.ranks = Ranks(self.device) if context.processes > 1 else None
-        longest, wanted = spec.context_len(context.limits.max_model_len), context.config.kv_dtype
-        kept = self.dtype if wanted is None else KV_DTYPES[wanted]
-        invariant = context.limits.invariant and self.can_pad and self.ranks is None
+        longest = spec.context_len(limits.max_model_len)
+        invariant = limits.invariant and self.can_pad and self.ranks is None
         pinned = getattr(context.config, "pinned_memory", 0.0)  # a key of those that stream
         loaded = load(context.model, self.ranks, longest, self.dtype, self.device, invariant, pinned)
-        self.model, stream = loaded.decoder, loaded.stream
-        self.padding = self._find_padding(context.limits) if invariant else None
-        choices = choose_kernels(self.model.spec, self.dtype, kept, self.device)
-        self.kernels = {kind: choice.kernel for kind, choice in choices.items()}
-        self.block_size = block_size_of(choices.values())
-        paged = [choices[layer.attention].paged for layer in self.model.spec.layers]
-        self._paged_ratio = sum(paged) / len(paged) if self.padding is None else 0.0
-        self._reads_whole_blocks = "flex" in self.kernels.values()
+        self.model = loaded.decoder
+        self.padding = self._find_padding(limits) if invariant else None
+        kept = self.dtype if wanted is None else KV_DTYPES[wanted]
+        chosen = self._choose_kernels(kept)
         widths = [entry_bytes(layer.attention, kept) for layer in self.model.spec.layers]
-        self.pools = self._make_pools(_FEW, widths, kept)  # to try steps with
-        taken = self.prepare(context.limits, longest)
-        blocks = cache_blocks(sum(widths), self.block_size, context.limits, longest, self.device, taken)
-        if self._reads_whole_blocks:
-            blocks = min(blocks, MOST_NUMBERS * kept.itemsize // (max(widths) * self.block_size) - self.spare_blocks)
-        if self.ranks is not None:
-            blocks = self.ranks.least(blocks)
-        self.pools = self._make_pools(max(_FEW, blocks + self.spare_blocks), widths, kept)
+        blocks = self._place_cache(limits, longest, widths, kept)
         if self._reads_whole_blocks:
             self._compile_kernels()
         cache = None if wanted is None else f"the KV cache is {wanted}"
-        usual = self.padding is not None or set(self.kernels.values()) == {"cpp"}
-        chosen = None if usual else note_of(self.model.spec, choices)
         self.info = RunnerInfo(
             vocab_size=spec.vocab_size,
             max_model_len=longest,
@@ -102,13 +89,36 @@ class TorchRunner(ModelRunner):
             kv_cache_bytes=sum(p.numel() * p.element_size() for p in self.pools),
             step_read_bytes=loaded.step_read_bytes,
             kv_token_bytes=sum(widths),
-            stream_slots=stream.slots,
-            stream_bytes=stream.bytes,
+            stream_slots=loaded.stream.slots,
+            stream_bytes=loaded.stream.bytes,
             notes=tuple(str(each) for each in (self.padding, self.ranks, cache, chosen) if each is not None),
             levels=frozenset({"rerun"}) if self.padding is None else LEVELS,
             capabilities=self._capabilities(),
         )
         end_threads()  # who steps may be another thread
+
+    def _choose_kernels(self, kept: torch.dtype) -> str | None:
+        """Choose how attention is computed; return what is to be said of it, if it is not the usual."""
+        choices = choose_kernels(self.model.spec, self.dtype, kept, self.device)
+        self.kernels = {kind: choice.kernel for kind, choice in choices.items()}
+        self.block_size = block_size_of(choices.values())
+        self._reads_whole_blocks = "flex" in self.kernels.values()
+        paged = [choices[layer.attention].paged for layer in self.model.spec.layers]
+        self._paged_ratio = sum(paged) / len(paged) if self.padding is None else 0.0
+        usual = self.padding is not None or set(self.kernels.values()) == {"cpp"}
+        return None if usual else note_of(self.model.spec, choices)
+
+    def _place_cache(self, limits: Limits, longest: int, widths: list[int], kept: torch.dtype) -> int:
+        """Give the cache what memory steps leave; a token has so many bytes of each layer's. Return its blocks."""
+        self.pools = self._make_pools(_FEW, widths, kept)  # to try steps with
+        taken = self.prepare(limits, longest)
+        blocks = cache_blocks(sum(widths), self.block_size, limits, longest, self.device, taken)
+        if self._reads_whole_blocks:
+            blocks = min(blocks, MOST_NUMBERS * kept.itemsize // (max(widths) * self.block_size) - self.spare_blocks)
+        if self.ranks is not None:
+            blocks = self.ranks.least(blocks)
+        self.pools = self._make_pools(max(_FEW, blocks + self.spare_blocks), widths, kept)
+        return blocks
 
     def _capabilities(self) -> frozenset[str]:
         layers = {"layers"} if self.tells_layers and self.ranks is None else set()
