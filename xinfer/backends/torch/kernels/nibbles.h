@@ -1,7 +1,7 @@
 // Products of a few rows with codes of four bits, where the processor adds up the products of pairs of bfloat16.
 //
-// Sixteen codes are sixteen numbers of bfloat16, which are looked up: 32 weights take three instructions. A number of x is
-// one of bfloat16, or the sum of the three that a float32 is, so that nothing is rounded. x is laid out as codes are.
+// Codes are looked up as numbers of bfloat16, which takes four instructions for 64 weights. A number of x is one of
+// bfloat16, or the sum of the three that a float32 is, so that nothing is rounded. x is laid out as codes are.
 #pragma once
 
 #include <array>
