@@ -22,7 +22,7 @@ from xinfer.engine.types import Limits
 from xinfer.engine.types import Sequence as Tokens
 from xinfer.models.families import xinfer_model_families
 from xinfer.models.model import Model
-from xinfer.testing.stepper import Stepper
+from xinfer.testing.stepper import Stepper, cut
 from xinfer.testing.tiny import write_folder
 
 TOLERANCE = 1e-4
@@ -160,6 +160,19 @@ def generated(model: Any, prompt: list[int], steps: int) -> list[int]:
 def difference(ours: Tensor, theirs: Tensor) -> float:
     """Return the largest absolute difference; NaN counts as infinite."""
     return float((ours - theirs).abs().nan_to_num(torch.inf).max())
+
+
+def agrees(case: Case, length: int, seed: int, backend: str = "eager") -> None:
+    """Compare the logits at every position of a text with transformers', both in float32, the reference in float64.
+
+    Where large numbers all but cancel each other, as in models drawn at random, transformers is not exact either: ours
+    may be twice as far from the reference as theirs are.
+    """
+    prompt, chunks = case.prompt(length, seed), cut(length, np.random.default_rng(seed))
+    tokens, ours = case.ours(backend=backend).greedy(prompt, chunks, 6)
+    theirs, exact = (expected(case.reference(dtype), prompt + tokens) for dtype in (torch.float32, torch.float64))
+    tolerance = TOLERANCE * max(1.0, float(exact.std()))
+    assert difference(ours, exact) <= max(tolerance, 2 * difference(theirs, exact))
 
 
 def in_company(runner: Stepper, case: Case) -> list[tuple[Tokens, Tensor]]:

@@ -187,3 +187,25 @@ _FAMILIES = {
     "deepseek_v3": _deepseek,
     "cohere2": _cohere2,
 }
+
+# Before the last norm, at the first token of seed 1, numbers of 0.7 come to 0.015 and 0.002; transformers is 4e-4 off.
+CANCELLING: Config = {
+    "model_type": "llama",
+    "vocab_size": 81,
+    "hidden_size": 2,
+    "intermediate_size": 38,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "rope_theta": 100.0,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import PROMPT, SEED, STEPS, TOLERANCE, Case, difference, expected, in_company
-from drawn import configs
-from hypothesis import HealthCheck, assume, given, settings
+from cases import PROMPT, SEED, STEPS, TOLERANCE, Case, agrees, difference, expected, in_company
+from drawn import CANCELLING, configs
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from xinfer.testing.reference import parity, write_reference
@@ -53,9 +53,7 @@ def test_it_does_not_matter_who_shares_the_step(family: str, name: str, tmp_path
 def any_small_model_agrees(config: dict[str, Any], length: int, seed: int, root: Path) -> None:
     case = Case(root, config, seed, write_reference)
     assume(case.refusal("onnx") is None)
-    prompt = case.prompt(length, seed)
-    found = parity(case.ours(backend="onnx"), case.reference(), prompt, 6, cut(length, np.random.default_rng(seed)))
-    assert found.difference <= TOLERANCE * max(1.0, found.spread)
+    agrees(case, length, seed, "onnx")
 
 
 DRAWN = {"config": configs(), "length": st.integers(1, 40), "seed": st.integers(0, 2**31)}
@@ -63,6 +61,7 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.
 
 
 @settings(max_examples=40, suppress_health_check=QUIET)
+@example(config=CANCELLING, length=1, seed=1)
 @given(**DRAWN)
 def test_any_small_model_agrees_with_transformers(
     config: dict[str, Any], length: int, seed: int, tmp_path_factory: pytest.TempPathFactory

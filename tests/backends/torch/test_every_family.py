@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import PROMPT, SEED, STEPS, TOLERANCE, Case, difference, expected, in_company
-from drawn import configs
-from hypothesis import HealthCheck, given, settings
+from cases import PROMPT, SEED, STEPS, TOLERANCE, Case, agrees, difference, expected, in_company
+from drawn import CANCELLING, configs
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from xinfer.engine.runner import LEVELS
@@ -125,23 +125,17 @@ def test_a_planted_error_exceeds_the_tolerance(name: str, tmp_path: Path) -> Non
     assert difference(logits, expected(case.reference(), case.prompt(), LONGEST)) > 3 * TOLERANCE
 
 
-def any_small_model_agrees(config: dict[str, Any], length: int, seed: int, root: Path) -> None:
-    case = Case(root, config, seed, write_reference)
-    prompt = case.prompt(length, seed)
-    found = parity(case.ours(), case.reference(), prompt, 6, cut(length, np.random.default_rng(seed)))
-    assert found.difference <= TOLERANCE * max(1.0, found.spread)
-
-
 DRAWN = {"config": configs(), "length": st.integers(1, 40), "seed": st.integers(0, 2**31)}
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
 
 
 @settings(max_examples=40, suppress_health_check=QUIET)
+@example(config=CANCELLING, length=1, seed=1)
 @given(**DRAWN)
 def test_any_small_model_agrees_with_transformers(
     config: dict[str, Any], length: int, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    any_small_model_agrees(config, length, seed, tmp_path_factory.mktemp("drawn"))
+    agrees(Case(tmp_path_factory.mktemp("drawn"), config, seed, write_reference), length, seed)
 
 
 @pytest.mark.slow
@@ -150,4 +144,4 @@ def test_any_small_model_agrees_with_transformers(
 def test_a_thousand_small_models_agree_with_transformers(
     config: dict[str, Any], length: int, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    any_small_model_agrees(config, length, seed, tmp_path_factory.mktemp("drawn"))
+    agrees(Case(tmp_path_factory.mktemp("drawn"), config, seed, write_reference), length, seed)
