@@ -43,7 +43,7 @@ struct Codes {
       }
       sum += (one + other) * scale[b];
     }
-    return total(sum) - middle(row, sums);
+    return total(sum - middle(row, sums));
   }
 
   float dot4(int64_t row, const float* x) const {
@@ -61,22 +61,25 @@ struct Codes {
       }
       sum += (one + other) * scale[b];
     }
-    return total(sum) - middle(row, sums);
+    return total(sum - middle(row, sums));
   }
 
-  // What zero points take from a row's product with numbers whose blocks have these sums.
-  float middle(int64_t row, const float* sums) const {
-    const float* scale = scales + row * blocks;
-    const uint8_t* zero = zeros == nullptr ? nullptr : zeros + row * blocks;
+  // What zero points take from a row's product with numbers whose blocks have these sums, in kLanes parts.
+  Lanes middle(int64_t row, const float* sums) const {
+    const int64_t from = row * blocks;
+    const Lanes usual = all(static_cast<float>(1 << (bits - 1)));
     Lanes sum = {};
+    const auto add = [&](int64_t b, auto... count) __attribute__((always_inline)) {
+      const Lanes share = load(scales + from + b, count...) * load(sums + b, count...);
+      sum += share * (zeros == nullptr ? usual : load(zeros + from + b, count...));
+    };
     int64_t b = 0;
     for (; b + kLanes <= blocks; b += kLanes) {
-      const Lanes share = load(scale + b) * load(sums + b);
-      sum += zero == nullptr ? share : share * load(zero + b);
+      __builtin_prefetch(scales + from + b + 1024);
+      add(b);
     }
-    float result = total(sum);
-    for (; b < blocks; b++) result += scale[b] * sums[b] * (zero == nullptr ? 1.0f : static_cast<float>(zero[b]));
-    return zero == nullptr ? result * static_cast<float>(1 << (bits - 1)) : result;
+    if (b < blocks) add(b, blocks - b);
+    return sum;
   }
 
   template <class T>

@@ -67,7 +67,7 @@ struct Stretch {
     weigh(weights, values);
   }
 
-  // A query's products with sixteen keys, from t on; of float32 it is filled with 0 up to whole lanes.
+  // A query's products with kLanes keys, from t on; of float32 it is filled with 0 up to whole lanes.
   template <class Q>
   Lanes products(const Q* query, int64_t t) const {
     const int64_t at = shape.keys(key_head);

@@ -32,7 +32,8 @@ namespace {
 constexpr int64_t kNear = 1024;    // bytes, from use back to prefetching of numbers; for all of SmolLM2's in float32 two
                                    // Zen 5 cores take 6.9 ms, 7.1 at 8192, 6.8 without; while others use the memory
                                    // 10.4, 10.4, 10.75
-constexpr int64_t kStretch = 64;   // numbers of a row with sums of their own, 16 each
+constexpr int64_t kSums = 4;       // of a row
+constexpr int64_t kStretch = kSums * kLanes;
 constexpr int64_t kPiece = 1 << 21;  // weights that are made from codes at a time
 
 // A matrix of float32, bfloat16 or float16.
@@ -45,12 +46,12 @@ struct Plain {
 
   float dot(int64_t row, const float* x) const {
     const T* w = weights + row * columns;
-    Lanes sums[4] = {};
+    Lanes sums[kSums] = {};
     int64_t i = 0;
     for (; i + kStretch <= columns; i += kStretch) {
       for (size_t byte = 0; byte < kStretch * sizeof(T); byte += 64)
         __builtin_prefetch(reinterpret_cast<const char*>(w + i) + byte + kNear);
-      for (int64_t j = 0; j < 4; j++) sums[j] += load(w + i + j * kLanes) * load(x + i + j * kLanes);
+      for (int64_t j = 0; j < kSums; j++) sums[j] += load(w + i + j * kLanes) * load(x + i + j * kLanes);
     }
     float sum = total((sums[0] + sums[1]) + (sums[2] + sums[3]));
     for (; i < columns; i++) sum += static_cast<float>(w[i]) * x[i];

@@ -1,7 +1,8 @@
 // Products of a few rows with codes of four bits, where the processor adds up the products of pairs of bfloat16.
 //
 // Codes are looked up as numbers of bfloat16, which takes four instructions for 64 weights. A number of x is one of
-// bfloat16, or the sum of the three that a float32 is, so that nothing is rounded. x is laid out as codes are.
+// bfloat16, or the sum of two or three, as those of float16 and float32 are, so that nothing is rounded. x is laid out
+// as codes are.
 #pragma once
 
 #include <array>
@@ -32,8 +33,8 @@ alignas(64) constexpr std::array<uint16_t, kPairs> kNumbers = numbers_of_nibbles
 // Rows of x for one product.
 struct Operands {
   const c10::BFloat16* numbers;  // [rows, chunks, low and high, parts, 32]
-  const float* sums;             // [rows, padded], of each block's numbers
-  int64_t row, padded;           // numbers of a row, and blocks
+  const float* sums;             // [rows, blocks], of each block's numbers
+  int64_t row;                   // numbers of a row
 };
 
 // Lays out a row of x, sixteen bytes at a time, whose low nibbles belong to sixteen numbers that lie together.
@@ -54,21 +55,6 @@ void lay_out(const Codes& matrix, const T* x, int64_t columns, c10::BFloat16* to
   }
 }
 
-// What zero points take from the products of a row of the matrix with a row of x.
-inline Lanes middles(const Codes& matrix, int64_t row, const float* sums) {
-  const float* scales = matrix.scales + row * matrix.blocks;
-  const uint8_t* zeros = matrix.zeros == nullptr ? nullptr : matrix.zeros + row * matrix.blocks;
-  Lanes sum = {};
-  for (int64_t b = 0; b < matrix.blocks; b += kLanes) {
-    const __mmask16 mask = 0xffff >> std::max<int64_t>(0, b + kLanes - matrix.blocks);
-    __builtin_prefetch(scales + b + 1024);
-    const Lanes share = (Lanes)_mm512_maskz_loadu_ps(mask, scales + b) * load(sums + b);
-    if (zeros == nullptr) sum += share * 8.0f;
-    else sum += share * (Lanes)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, zeros + b)));
-  }
-  return sum;
-}
-
 // What M rows of x, from `m` on, come to with N rows of the matrix, from `n` on: to[i * out + j].
 template <int kParts, int M, int N, bool kNarrow>
 void nibble_dots(const Codes& matrix, const Operands& x, int64_t m, int64_t n, float* to, int64_t out) {
@@ -80,7 +66,7 @@ void nibble_dots(const Codes& matrix, const Operands& x, int64_t m, int64_t n, f
   const __m512i places = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
   Lanes sums[N][M];
   for (int j = 0; j < N; j++)
-    for (int i = 0; i < M; i++) sums[j][i] = -middles(matrix, n + j, x.sums + (m + i) * x.padded);
+    for (int i = 0; i < M; i++) sums[j][i] = -matrix.middle(n + j, x.sums + (m + i) * blocks);
   const auto add = [&](auto chunk_of, auto scale_of) __attribute__((always_inline)) {
     Lanes each[N][M][2] = {};
     __m512bh low[N], high[N];
@@ -134,15 +120,15 @@ void nibble_dots(const Codes& matrix, const Operands& x, int64_t m, int64_t n, f
 // to[m, n] = sum of x[m, :] * matrix[n, :], for codes of four bits.
 template <class T>
 void multiply_nibbles(const Codes& matrix, const T* x, int64_t rows, int64_t columns, float* to, int64_t out) {
-  constexpr int kParts = std::is_same_v<T, c10::BFloat16> ? 1 : 3;
+  constexpr int kParts = std::is_same_v<T, c10::BFloat16> ? 1 : std::is_same_v<T, c10::Half> ? 2 : 3;
   const int64_t chunks = (matrix.blocks * matrix.block / 2 + kBytes - 1) / kBytes;
-  const int64_t row = chunks * 2 * kParts * kPairs, padded = (matrix.blocks + kLanes - 1) / kLanes * kLanes;
+  const int64_t row = chunks * 2 * kParts * kPairs;
   std::vector<Lanes> laid_out(rows * row / kPairs);  // which begin at a cache line
-  std::vector<float> sums(rows * padded);
+  std::vector<float> sums(rows * matrix.blocks);
   c10::BFloat16* numbers = reinterpret_cast<c10::BFloat16*>(laid_out.data());
   for (int64_t m = 0; m < rows; m++)
-    lay_out<kParts>(matrix, x + m * columns, columns, numbers + m * row, &sums[m * padded]);
-  const Operands operands{numbers, sums.data(), row, padded};
+    lay_out<kParts>(matrix, x + m * columns, columns, numbers + m * row, &sums[m * matrix.blocks]);
+  const Operands operands{numbers, sums.data(), row};
   const auto multiply = [&]<bool kNarrow>(std::bool_constant<kNarrow>) {
     share_out_rows(out, std::max<int64_t>(1, Codes::kLeast / columns), [&](int64_t first, int64_t end) {
       const auto dots = [&]<int M, int N>(int64_t m, int64_t n) {

@@ -14,11 +14,11 @@
 
 namespace xinfer {
 
-constexpr int64_t kKeys = 64;             // of a stretch: as many sums as stay in registers
+constexpr int64_t kKeys = 64;             // of a stretch
 constexpr int64_t kRows = 64;             // of a tile, about
 constexpr int64_t kHeld = 16 << 20;       // numbers of keys and values that are float32 at once
 constexpr int64_t kTogether = 4;          // rows whose sums are in registers together
-constexpr int64_t kWide = kKeys / kLanes;
+constexpr int kWide = kRegisters / 8;     // vectors of each: sums take half of the registers
 
 // What is multiplied: a number, or a pair of them.
 typedef uint32_t Pair;
@@ -151,7 +151,7 @@ class Prefill {
     }
   }
 
-  // Sixteen Numbers of a row of so many numbers, from the `at`th Number on, and zeros; codes are bfloat16 as they are.
+  // kLanes Numbers of a row of so many numbers, from the `at`th Number on, and zeros; codes are bfloat16 as they are.
   template <class Row>
   static Lanes numbers(const Row* row, int64_t at, int64_t size) {
     const int64_t from = at * kEach;
@@ -195,7 +195,8 @@ class Prefill {
       const Number<T>* keys = unit.keys.data() + (key - unit.first) * dims_;
       const Number<T>* values = unit.values.data() + (key - unit.first) / kEach * padded_;
       for (int64_t r = 0; r < rows_; r += kTogether)
-        accumulate<kWide, true>(&q[r * dims_], dims_, keys, kKeys, dims_, &scores[r * kKeys], kKeys);
+        for (int64_t t = 0; t < kKeys; t += kWide * kLanes)
+          accumulate<kWide, true>(&q[r * dims_], dims_, keys + t, kKeys, dims_, &scores[r * kKeys + t], kKeys);
       for (int64_t r = 0; r < tokens * heads_; r++)
         weigh(unit, key - unit.first, start + r / heads_ - key, &scores[r * kKeys], most[r], sums[r],
               &found[r * padded_], weights + r * kKeys);
