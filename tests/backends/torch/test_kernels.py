@@ -166,9 +166,10 @@ def test_a_slot_beyond_the_cache_is_refused() -> None:
         torch.ops.xinfer.rotate_and_store(qkv, turn, turn, torch.tensor([4]), pool, 1, False)
 
 
-def test_without_a_compiler_eager_says_so_and_computes_the_same(xinfer, tmp_path: Path) -> None:
+def test_without_a_compiler_eager_says_so_and_computes_the_same(xinfer, tiny_llama: Path, tmp_path: Path) -> None:
     nothing = {"PATH": str(tmp_path), "CXX": "", "XINFER_CACHE": str(tmp_path / "cache")}
-    arguments = ("--prompt", "What is the capital of France?", "--temperature", "0", "--max-tokens", "12")
+    model = ("--model", str(tiny_llama), "sampling.ignore_eos=true")
+    arguments = (*model, "--prompt", "What is the capital of France?", "--temperature", "0", "--max-tokens", "12")
     reference = xinfer("backend=eager", *arguments)
     without = xinfer("backend=eager", *arguments, **nothing)
     assert without.returncode == 0, without.stderr

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from time import perf_counter
@@ -29,8 +30,7 @@ from xinfer.models.cache import cache_folder
 log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
-
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC")
 
 _VALUE_DIM = 7  # its place among the arguments of `attention`, after the queries
 
@@ -76,19 +76,22 @@ def _library(cxx: str) -> Path:
 
 def _compile(cxx: str, file: Path) -> None:
     root = Path(torch.__file__).parent
-    command = [
-        *(cxx, *_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
-        *(f"-I{root / each}" for each in ("include", "include/torch/csrc/api/include")),
-        *map(str, sorted(_FOLDER.glob("*.cpp"))),
-        *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"),
-    ]
+    headers = [f"-I{root / each}" for each in ("include", "include/torch/csrc/api/include")]
+    options = [*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *headers]
     with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+        objects = {source: Path(scratch, f"{source.stem}.o") for source in sorted(_FOLDER.glob("*.cpp"))}
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda each: _run(cxx, *options, "-c", each[0], "-o", each[1]), objects.items()))
         made = Path(scratch, file.name)
-        done = subprocess.run([*command, "-o", made], capture_output=True, text=True, check=False)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error" in line]
-            raise OSError(f"{cxx}: {errors[0] if errors else done.stderr[-200:]}")
+        _run(cxx, *_FLAGS, "-shared", *objects.values(), f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-o", made)
         made.replace(file)
+
+
+def _run(cxx: str, *arguments: str | Path) -> None:
+    done = subprocess.run([cxx, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line]
+        raise OSError(f"{cxx}: {errors[0] if errors else done.stderr[-200:]}")
 
 
 @cache
