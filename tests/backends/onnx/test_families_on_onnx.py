@@ -60,7 +60,7 @@ DRAWN = {"config": configs(), "length": st.integers(1, 40), "seed": st.integers(
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
 
 
-@settings(max_examples=40, suppress_health_check=QUIET)
+@settings(max_examples=25, suppress_health_check=QUIET)
 @example(config=CANCELLING, length=1, seed=1)
 @given(**DRAWN)
 def test_any_small_model_agrees_with_transformers(

@@ -47,7 +47,7 @@ def formula(
 
 
 @needs_operators
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     work=st.lists(st.tuples(st.integers(1, 150), st.integers(0, 300)), min_size=1, max_size=6),
     heads=st.sampled_from([(9, 3), (4, 1), (6, 2), (5, 5), (70, 1)]),
