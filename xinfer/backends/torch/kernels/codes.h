@@ -69,7 +69,7 @@ struct Codes {
     const int64_t from = row * blocks;
     const Lanes usual = all(static_cast<float>(1 << (bits - 1)));
     Lanes sum = {};
-    // `count` where fewer are left than there are lanes: all loads with one cost a twentieth of a token's products.
+    // `count` where fewer are left than there are lanes: all loads with one cost a twentieth of four-bit products.
     const auto add = [&](int64_t b, auto... count) __attribute__((always_inline)) {
       const Lanes share = load(scales + from + b, count...) * load(sums + b, count...);
       sum += share * (zeros == nullptr ? usual : load(zeros + from + b, count...));

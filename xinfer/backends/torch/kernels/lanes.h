@@ -8,6 +8,7 @@
 
 namespace xinfer {
 
+// Lanes of which those that are `apart` have changed places.
 template <int apart, int... lane>
 inline Lanes exchanged(Lanes lanes, std::integer_sequence<int, lane...>) {
   return __builtin_shufflevector(lanes, lanes, (lane ^ apart)...);
